@@ -1,0 +1,243 @@
+"""What one graph computes, without torch: operations, the memory they live in, and the collectives among them.
+
+``Program`` is what every room after ``graph.read`` works on. It is frozen, holds no tensor and no torch object, and
+prints the same on every rank: group names are replaced by their number in order of first appearance.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+__all__ = ["Category", "Collective", "CollectiveKind", "OpKind", "OpNode", "Phase", "Program", "Role", "Storage"]
+
+
+class OpKind(enum.StrEnum):
+    """What a node is to the scheduler."""
+
+    INPUT = "input"
+    """A placeholder or constant: exists before the first op, takes no time."""
+    COMPUTE = "compute"
+    """Runs on the compute lane (kernels, copies); may allocate."""
+    VIEW = "view"
+    """Another name for memory that exists already; takes no time on the device."""
+    LAUNCH = "launch"
+    """Starts a collective: returns at once, its result may only be read behind its wait."""
+    WAIT = "wait"
+    """Makes the compute lane wait for a launch; its result is the launch's memory."""
+    OUTPUT = "output"
+    """Returns values to the caller; always the last op."""
+
+
+class Phase(enum.StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INFERENCE = "inference"
+
+
+class Category(enum.StrEnum):
+    """The roofline that prices a compute op, and whether Inductor fuses it with its neighbours."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    COPY = "copy"
+    INDEX = "index"
+    OTHER = "other"
+    NONE = "none"
+    """Views, inputs, launches, waits: no compute."""
+
+    @property
+    def fusible(self) -> bool:
+        return self in (Category.POINTWISE, Category.REDUCTION)
+
+
+class CollectiveKind(enum.StrEnum):
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    OTHER = "other"
+
+
+class Role(enum.StrEnum):
+    """Why a collective is there; decides whether it may change places with others."""
+
+    PARAMETER = "parameter"
+    """Gathers a parameter from its shards: depends on graph inputs only."""
+    GRADIENT = "gradient"
+    """Reduces a gradient that leaves the graph; nothing in the graph computes with it."""
+    ACTIVATION = "activation"
+    """Tensor-, expert- or context-parallel traffic on the critical path; keeps its place among its like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective launch.
+
+    Attributes:
+        kind: which collective.
+        group: the communicator, as ``"g0"``, ``"g1"``, … in order of first appearance.
+        group_size: ranks in the group.
+        payload_bytes: size of the full (unsharded) tensor: the output of an all-gather, the input of a
+            reduce-scatter or all-reduce.
+        dtype: what travels.
+        role: see :class:`Role`.
+        unit: qualified name of the FSDP module (the wrapped block) that it serves, ``None`` where not known.
+        parameter: qualified name of the parameter, ``None`` where not known.
+    """
+
+    kind: CollectiveKind
+    group: str
+    group_size: int
+    payload_bytes: int
+    dtype: str
+    role: Role
+    unit: str | None = None
+    parameter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpNode:
+    """One operation.
+
+    Attributes:
+        name: unique within the program; the FX node's name.
+        target: the operator, such as ``aten.mm.default``.
+        inputs: names of the ops whose results it reads, each once, in argument order.
+        storages: ids of the storages its result lives in; a view shares them with its base, a wait with its launch.
+        writes: ids of storages that it changes in place.
+        flops: floating-point operations (a multiply-add counts 2); ``None`` where no formula is known.
+        read_bytes, written_bytes: memory traffic if the op ran alone, unfused.
+        launch: for a wait, the name of the launch it waits for.
+        random: consumes the random state.
+        opaque: unknown effects: nothing that moves may cross it.
+    """
+
+    name: str
+    kind: OpKind
+    target: str
+    inputs: tuple[str, ...] = ()
+    storages: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    category: Category = Category.NONE
+    dtype: str = ""
+    flops: int | None = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    collective: Collective | None = None
+    launch: str | None = None
+    random: bool = False
+    opaque: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One piece of memory.
+
+    Attributes:
+        id: its index in ``Program.storages``.
+        size_bytes: bytes allocated.
+        owner: the op that allocates it (an ``INPUT`` for what the caller passes in).
+        held: the caller keeps it alive for the whole run (parameters, static inputs): never freed in the graph.
+    """
+
+    id: int
+    size_bytes: int
+    owner: str
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A graph in its order as written: ``ops[0]`` runs first and ``ops[-1]`` is the output.
+
+    Ops are topologically sorted. ``groups`` maps the labels ``"g0"``, … to the group's size.
+    """
+
+    name: str
+    phase: Phase
+    ops: tuple[OpNode, ...]
+    storages: tuple[Storage, ...]
+    groups: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Op name → position in the order as written."""
+        return {op.name: position for position, op in enumerate(self.ops)}
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """For each position, the positions of the ops that read its result, ascending."""
+        found: list[list[int]] = [[] for _ in self.ops]
+        for position, op in enumerate(self.ops):
+            for name in op.inputs:
+                found[self.index[name]].append(position)
+        return tuple(tuple(positions) for positions in found)
+
+    @cached_property
+    def waits_of(self) -> dict[str, tuple[str, ...]]:
+        """Launch name → names of its waits (a coalesced launch has several)."""
+        found: dict[str, list[str]] = {op.name: [] for op in self.launches}
+        for op in self.ops:
+            if op.kind is OpKind.WAIT and op.launch is not None:
+                found[op.launch].append(op.name)
+        return {name: tuple(waits) for name, waits in found.items()}
+
+    @cached_property
+    def launches(self) -> tuple[OpNode, ...]:
+        """The collective launches, in the order as written."""
+        return tuple(op for op in self.ops if op.kind is OpKind.LAUNCH)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Op names in the order as written."""
+        return tuple(op.name for op in self.ops)
+
+    def op(self, name: str) -> OpNode:
+        return self.ops[self.index[name]]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the whole content: the same graph gives the same digest on every rank."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "phase": self.phase.value,
+            "ops": [asdict(op) for op in self.ops],
+            "storages": [asdict(storage) for storage in self.storages],
+            "groups": dict(self.groups),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Program:
+        return cls(
+            name=data["name"],
+            phase=Phase(data["phase"]),
+            ops=tuple(_op_from_json(op) for op in data["ops"]),
+            storages=tuple(Storage(**storage) for storage in data["storages"]),
+            groups=dict(data["groups"]),
+        )
+
+
+def _op_from_json(data: Mapping[str, Any]) -> OpNode:
+    fields = dict(data)
+    collective = fields.pop("collective")
+    if collective is not None:
+        collective = Collective(
+            **{**collective, "kind": CollectiveKind(collective["kind"]), "role": Role(collective["role"])}
+        )
+    for name in ("inputs", "storages", "writes"):
+        fields[name] = tuple(fields[name])
+    return OpNode(
+        **{**fields, "kind": OpKind(fields["kind"]), "category": Category(fields["category"]), "collective": collective}
+    )
