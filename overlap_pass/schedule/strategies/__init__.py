@@ -1,0 +1,12 @@
+"""The strategies that come with the package, one file each; others join by the ``overlap_pass.strategies`` entry point."""
+
+from __future__ import annotations
+
+from overlap_pass.schedule.strategies.as_written import AsWritten
+from overlap_pass.schedule.strategies.backward_post import BackwardPost
+from overlap_pass.schedule.strategies.backward_pre import BackwardPre
+from overlap_pass.schedule.strategies.latest_start import LatestStart
+
+__all__ = ["BUILTIN", "AsWritten", "BackwardPost", "BackwardPre", "LatestStart"]
+
+BUILTIN: tuple[type, ...] = (AsWritten, BackwardPost, BackwardPre, LatestStart)

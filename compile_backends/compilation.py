@@ -1,0 +1,83 @@
+"""One call of the backend: its options, the plans of its graphs, and the report."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.fx as fx
+
+from compile_backends.identity import capture_digest, source_digest
+from overlap_pass.config import Config
+from overlap_pass.cost.hardware import Hardware
+from overlap_pass.errors import PlanError
+from overlap_pass.graph.program import Phase
+from overlap_pass.graph.read import read_program
+from overlap_pass.planning import Plan, make_plan
+from overlap_pass.profiling.environment import detect_hardware, is_first_rank
+from overlap_pass.report.from_plans import compare_plans, write
+from overlap_pass.rewrite.recompute import tag_gathers
+from overlap_pass.rewrite.reorder import reorder
+
+__all__ = ["Compilation"]
+
+_log = logging.getLogger("overlap_pass")
+
+
+@dataclass
+class Compilation:
+    """State of one ``backend(gm, example_inputs, options=…)`` call; both lowerings drive it.
+
+    Attributes:
+        config: the user's options, checked.
+        hardware: what costs are taken from; the same on every rank.
+        identity: digest of all that shapes a plan besides the graph, for compile caches.
+        plans: one per planned graph, in the order of compilation (forward first).
+    """
+
+    config: Config
+    hardware: Hardware
+    identity: str
+    plans: list[Plan] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
+        hardware = detect_hardware(config.hardware)
+        identity = f"{source_digest()}-{config.digest}-{hardware.name}-{capture_digest(gm)}"
+        return cls(config, hardware, identity)
+
+    def prepare_joint(self, graph: fx.Graph) -> None:
+        """Before the partitioner: keep ZeRO-3."""
+        tag_gathers(graph)
+
+    def schedule(self, graph: fx.Graph) -> None:
+        """Plan one forward or backward graph and put its nodes into the planned order, in place."""
+        phase = _phase(graph)
+        program = read_program(graph, phase, name=phase.value)
+        if not program.launches:
+            return
+        plan = make_plan(program, self.hardware, self.config.parsed_strategy, self.config.parsed_budget)
+        reorder(graph, plan.schedule.order)
+        self.plans.append(plan)
+        _log.info(plan.summary())
+        for note in plan.notes:
+            _log.info("%s: %s", plan.program.name, note)
+        if self.config.report is not None and is_first_rank():
+            self._report(Path(self.config.report))
+
+    def _report(self, path: Path) -> None:
+        try:
+            write(compare_plans(self.plans, setting=self._setting()), path)
+        except OSError as error:
+            raise PlanError(f"report={str(path)!r} cannot be written: {error.strerror or error}") from error
+
+    def _setting(self) -> tuple[tuple[str, str], ...]:
+        return (("torch", torch.__version__), ("strategy", self.config.strategy), ("hardware", self.hardware.name))
+
+
+def _phase(graph: fx.Graph) -> Phase:
+    """AOTAutograd names the incoming gradients of a backward graph ``tangents…``; no other graph has them."""
+    inputs = graph.find_nodes(op="placeholder")
+    return Phase.BACKWARD if any("tangents" in node.name for node in inputs) else Phase.FORWARD

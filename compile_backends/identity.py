@@ -1,0 +1,38 @@
+"""What must be in a compile cache's key so that a cached graph was scheduled as this call would."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+import torch.fx as fx
+
+import overlap_pass
+from overlap_pass.graph.read import ANNOTATION
+
+__all__ = ["capture_digest", "source_digest"]
+
+
+@cache
+def source_digest() -> str:
+    """Digest of this package's own code and hardware files: a changed planner never meets an old plan."""
+    root = Path(overlap_pass.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.toml"), *Path(__file__).parent.glob("*.py"))):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def capture_digest(gm: fx.GraphModule) -> str:
+    """Digest of the capture's annotations (unit, parameter, reshard), which torch's own cache keys leave out."""
+    notes = []
+    for module in gm.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                note = (node.meta.get("custom") or {}).get(ANNOTATION)
+                if note is not None:
+                    notes.append(note)
+    return hashlib.sha256(json.dumps(notes, sort_keys=True, default=str).encode()).hexdigest()[:16]

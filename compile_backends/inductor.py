@@ -1,0 +1,117 @@
+"""Lowering by Inductor: its own pipeline, with two passes of ours and nothing of torch's that would reorder again.
+
+Everything is handed to ``compile_fx`` as ``config_patches``, which torch applies to this compilation alone (and again
+to a backward that is compiled later): no global setting is touched, and passes that the user has configured run first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch.fx as fx
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from compile_backends.compilation import Compilation
+from overlap_pass.errors import OptionError
+
+__all__ = ["lower"]
+
+_KEEP_ORDER: dict[str, Any] = {
+    "reorder_for_peak_memory": False,
+    "reorder_for_compute_comm_overlap": False,
+    "aten_distributed_optimizations.enable_overlap_scheduling": False,
+    "bucket_all_gathers_fx": "none",
+    "bucket_reduce_scatters_fx": "none",
+    "bucket_all_reduces_fx": "none",
+}
+"""Inductor settings that would move or merge collectives after us; those that a torch version lacks are left out."""
+
+
+class _GraphPass(CustomGraphPass):
+    """One of our stages as Inductor's cacheable pass; ``uuid`` puts the plan's identity into the cache key."""
+
+    def __init__(self, run: Callable[[fx.Graph], None], uuid: str) -> None:
+        self._run, self._uuid = run, uuid
+
+    def __call__(self, graph: fx.Graph) -> None:
+        self._run(graph)
+
+    def uuid(self) -> str:
+        return self._uuid
+
+
+class _Sequence(CustomGraphPass):
+    """Several passes as one, for torch versions whose settings take a single pass."""
+
+    def __init__(self, passes: Sequence[Any]) -> None:
+        self._passes = passes
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for graph_pass in self._passes:
+            graph_pass(graph)
+
+    def uuid(self) -> Any:
+        ids = [graph_pass.uuid() if isinstance(graph_pass, CustomGraphPass) else None for graph_pass in self._passes]
+        return None if None in ids else tuple(ids)
+
+
+def lower(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation, mode: str | None
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor in the planned order."""
+    from torch._inductor.compile_fx import compile_fx
+
+    patches = {
+        **_mode_patches(mode),
+        **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
+        "joint_custom_post_pass": _after_users(
+            "joint_custom_post_pass", _GraphPass(compilation.prepare_joint, f"overlap-joint-{compilation.identity}")
+        ),
+        "post_grad_custom_post_pass": _after_users(
+            "post_grad_custom_post_pass", _GraphPass(compilation.schedule, f"overlap-order-{compilation.identity}")
+        ),
+    }
+    # The capture's own autograd.Function is pure, and its annotations are in the passes' uuid.
+    with functorch_config.patch(_autograd_cache_patch()):
+        return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+
+
+def _after_users(setting: str, ours: CustomGraphPass) -> Any:
+    existing = getattr(inductor_config, setting)
+    if existing is None:
+        return ours
+    users = list(existing) if isinstance(existing, (list, tuple)) else [existing]
+    return [*users, ours] if _takes_lists() else _Sequence([*users, ours])
+
+
+def _takes_lists() -> bool:
+    from torch._inductor import custom_graph_pass
+
+    return hasattr(custom_graph_pass, "get_custom_graph_passes")
+
+
+def _exists(name: str) -> bool:
+    holder: Any = inductor_config
+    for part in name.split("."):
+        if not hasattr(holder, part):
+            return False
+        holder = getattr(holder, part)
+    return True
+
+
+def _autograd_cache_patch() -> dict[str, Any]:
+    name = "autograd_cache_allow_custom_autograd_functions"
+    return {name: True} if hasattr(functorch_config, name) else {}
+
+
+def _mode_patches(mode: str | None) -> dict[str, Any]:
+    if mode in (None, "default"):
+        return {}
+    known = torch._inductor.list_mode_options()
+    if mode not in known:
+        raise OptionError(f"mode={mode!r} is unknown; torch.compile's modes are {', '.join(sorted(known))}")
+    return dict(known[mode])

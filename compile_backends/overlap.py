@@ -1,0 +1,81 @@
+"""The backends that ``torch.compile(model, backend=…)`` finds by name: ``overlap`` and ``overlap_eager``.
+
+Loading this module (torch does so inside ``torch.compile`` when the name is first used) also installs the automatic
+conversion of ``fully_shard`` models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from compile_backends import eager, inductor
+from compile_backends.compilation import Compilation
+from overlap_pass.config import Config
+from overlap_pass.errors import OptionError, UncapturedCollectives
+from overlap_pass.fsdp import autoconvert, discover
+
+__all__ = ["overlap", "overlap_eager"]
+
+
+def overlap(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Schedule the collectives of a graph and lower it with Inductor.
+
+    Args:
+        options: see ``overlap_pass.config.Config``.
+        mode: one of ``torch.compile``'s modes, handed to Inductor.
+
+    Raises:
+        OptionError: an option or the mode is unknown or out of range.
+        UncapturedCollectives: the graph comes from a ``fully_shard`` module that was not converted.
+        InfeasibleBudget: the memory budget is below what the graph needs in any order.
+    """
+    config = Config.from_options(options)
+    _refuse_live_fsdp(gm, config)
+    return inductor.lower(gm, example_inputs, Compilation.begin(gm, config), mode)
+
+
+def overlap_eager(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Schedule the collectives of a graph and run the FX graph as it is; numbers are those of eager FSDP2.
+
+    Args and errors as for :func:`overlap`; a ``mode`` is refused, since nothing is there that it could change.
+    """
+    if mode not in (None, "default"):
+        raise OptionError(f"mode={mode!r} has no effect on backend 'overlap_eager': leave it out or use 'overlap'")
+    config = Config.from_options(options)
+    _refuse_live_fsdp(gm, config)
+    return eager.lower(gm, example_inputs, Compilation.begin(gm, config))
+
+
+def _refuse_live_fsdp(gm: fx.GraphModule, config: Config) -> None:
+    """A graph cut out of a live FSDP2 module holds no collective: compiling it would be success on nothing."""
+    if config.fsdp == "off":
+        return
+    module = discover.live_fsdp_source(gm)
+    if module is not None:
+        raise UncapturedCollectives(
+            f"{module} is sharded by fully_shard with its hooks in place, so this graph holds none of its collectives. "
+            "Call overlap_pass.make_traceable(model) before torch.compile (it happens by itself when the model, not a "
+            "function that closes over it, is compiled), or pass options={'fsdp': 'off'} to compile the pieces as they are"
+        )
+
+
+def _is_ours(backend: object) -> bool:
+    return backend in (overlap, overlap_eager)
+
+
+autoconvert.install(_is_ours)

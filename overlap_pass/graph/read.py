@@ -1,0 +1,377 @@
+"""FX graph → ``Program``: the only door through which torch's graphs enter the planner.
+
+Storage and alias sets come from the operators' schemas first (a returned alias shares its argument's storage, a wait
+shares its launch's) and from the storages of ``meta["val"]`` second. Fake tensors alone are not enough: a wait's fake
+result does not share its launch's storage, which would count every gathered parameter twice.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.utils._pytree import tree_iter
+
+from overlap_pass.errors import GraphError
+from overlap_pass.graph import targets
+from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
+
+__all__ = ["ANNOTATION", "UNBACKED_SIZE", "read_program"]
+
+ANNOTATION = "overlap_pass"
+"""Key in ``node.meta["custom"]`` under which the capture notes unit and parameter of a collective."""
+
+UNBACKED_SIZE = 1024
+"""Stands in for a size that is known only at run time, so that plans stay equal on every rank."""
+
+_MOVES_DATA = (Category.POINTWISE, Category.COPY, Category.NONE)
+
+
+def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph") -> Program:
+    """Read an ATen graph with ``meta["val"]`` on its nodes.
+
+    Args:
+        graph: functional or not, as AOTAutograd or Inductor's post-grad passes leave it.
+        phase: decides which inputs the caller holds: all in forward, those named ``primals…`` in backward (the rest
+            are saved activations and tangents, freed after their last reader).
+
+    Raises:
+        GraphError: an unwaited collective result leaves the graph or is read, or a value has no metadata.
+    """
+    reader = _Reader(phase)
+    for node in graph.nodes:
+        reader.read(node)
+    ops = _assign_roles(reader.ops)
+    return Program(name, phase, tuple(ops), tuple(reader.storages), {g: s for g, s in reader.group_sizes.values()})
+
+
+class _Reader:
+    """State of one pass over the nodes, in graph order."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.phase = phase
+        self.ops: list[OpNode] = []
+        self.storages: list[Storage] = []
+        self.group_sizes: dict[str, tuple[str, int]] = {}
+        self._storages_of: dict[fx.Node, tuple[int, ...]] = {}
+        self._storage_by_key: dict[int, int] = {}
+        self._launch_of: dict[fx.Node, str] = {}
+
+    def read(self, node: fx.Node) -> None:
+        if node.op in ("placeholder", "get_attr"):
+            op = self._input(node)
+        elif node.op == "output":
+            op = self._output(node)
+        elif targets.is_wait(node.target):
+            op = self._wait(node)
+        elif (kind := targets.collective_kind(node.target)) is not None:
+            op = self._launch(node, kind)
+        else:
+            op = self._call(node)
+        self._storages_of[node] = op.storages
+        self.ops.append(op)
+
+    # -- kinds of nodes
+
+    def _input(self, node: fx.Node) -> OpNode:
+        held = self.phase is not Phase.BACKWARD or node.op == "get_attr" or "primals" in node.name
+        return OpNode(node.name, OpKind.INPUT, "input", storages=self._allocate(node, held=held))
+
+    def _output(self, node: fx.Node) -> OpNode:
+        for source in node.all_input_nodes:
+            self._refuse_unwaited(source, "leaves the graph")
+        return OpNode(node.name, OpKind.OUTPUT, "output", inputs=_inputs(node))
+
+    def _wait(self, node: fx.Node) -> OpNode:
+        source = node.args[0]
+        if not isinstance(source, fx.Node):
+            raise GraphError(f"{node.name} waits for {source!r}, which is no value of the graph")
+        launch = self._launch_of.get(source)
+        storages = self._storages_of[source]
+        for key in _storage_keys(node):
+            if storages:
+                self._storage_by_key.setdefault(key, storages[0])
+        if launch is None:  # launched in another graph: nothing here may cross it
+            return OpNode(node.name, OpKind.COMPUTE, str(node.target), _inputs(node), storages, opaque=True)
+        return OpNode(node.name, OpKind.WAIT, str(node.target), _inputs(node), storages, launch=launch)
+
+    def _launch(self, node: fx.Node, kind: CollectiveKind) -> OpNode:
+        for source in node.all_input_nodes:
+            self._refuse_unwaited(source, f"is read by {node.name}")
+        writes = self._writes(node)
+        storages = writes or self._allocate(node)
+        self._launch_of[node] = node.name
+        return OpNode(
+            name=node.name,
+            kind=OpKind.LAUNCH,
+            target=str(node.target),
+            inputs=_inputs(node),
+            storages=storages,
+            writes=writes,
+            dtype=_dtype(node),
+            read_bytes=sum(_value_bytes(source) for source in node.all_input_nodes),
+            written_bytes=_value_bytes(node),
+            collective=self._collective(node, kind),
+        )
+
+    def _call(self, node: fx.Node) -> OpNode:
+        if node.target is operator.getitem and isinstance(source := node.args[0], fx.Node) and source in self._launch_of:
+            self._launch_of[node] = self._launch_of[source]  # one result of a coalesced launch
+            return OpNode(node.name, OpKind.VIEW, "getitem", _inputs(node), self._picked(node, source))
+        for source in node.all_input_nodes:
+            self._refuse_unwaited(source, f"is read by {node.name}")
+        writes = self._writes(node)
+        storages, is_view = self._result(node)
+        if is_view and not writes:
+            return OpNode(
+                node.name,
+                OpKind.VIEW,
+                str(node.target),
+                _inputs(node),
+                storages,
+                random=targets.draws_random(node.target),
+                opaque=targets.is_opaque(node.target),
+            )
+        return OpNode(
+            name=node.name,
+            kind=OpKind.COMPUTE,
+            target=str(node.target),
+            inputs=_inputs(node),
+            storages=storages,
+            writes=writes,
+            category=targets.category(node.target),
+            dtype=_dtype(node),
+            flops=_flops(node),
+            read_bytes=sum(_value_bytes(source) for source in node.all_input_nodes),
+            written_bytes=_value_bytes(node),
+            random=targets.draws_random(node.target),
+            opaque=targets.is_opaque(node.target),
+        )
+
+    # -- memory
+
+    def _allocate(self, node: fx.Node, *, held: bool = False) -> tuple[int, ...]:
+        """Storages of a node's tensors: known ones where a fake tensor shares one, else new ones."""
+        found: list[int] = []
+        for tensor in _tensors(node):
+            key = tensor.untyped_storage()._cdata
+            if key not in self._storage_by_key:
+                self._storage_by_key[key] = len(self.storages)
+                size_bytes = _concrete(tensor.untyped_storage().nbytes())
+                self.storages.append(Storage(len(self.storages), size_bytes, node.name, held))
+            found.append(self._storage_by_key[key])
+        return tuple(dict.fromkeys(found))
+
+    def _result(self, node: fx.Node) -> tuple[tuple[int, ...], bool]:
+        """Storages of a result, and whether it allocates nothing (a view, a size, a part of another result)."""
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            return self._picked(node, node.args[0]), True
+        aliased = self._aliased(node)
+        if aliased:
+            for key in _storage_keys(node):
+                self._storage_by_key.setdefault(key, aliased[0])
+            return aliased, True
+        before = len(self.storages)
+        storages = self._allocate(node)
+        return storages, len(self.storages) == before
+
+    def _aliased(self, node: fx.Node) -> tuple[int, ...]:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.returns or any(r.alias_info is None for r in schema.returns):
+            return ()
+        sets = set().union(*(r.alias_info.before_set for r in schema.returns))
+        found: list[int] = []
+        for argument, value in _arguments(schema, node):
+            if argument.alias_info is not None and sets & set(argument.alias_info.before_set):
+                found += [s for source in _nodes(value) for s in self._storages_of[source]]
+        return tuple(dict.fromkeys(found))
+
+    def _picked(self, node: fx.Node, source: fx.Node) -> tuple[int, ...]:
+        keys = [self._storage_by_key[k] for k in _storage_keys(node) if k in self._storage_by_key]
+        if keys:
+            return tuple(dict.fromkeys(keys))
+        return self._storages_of[source] if any(True for _ in _tensors(node)) else ()
+
+    def _writes(self, node: fx.Node) -> tuple[int, ...]:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return ()
+        found = [
+            storage
+            for argument, value in _arguments(schema, node)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for source in _nodes(value)
+            for storage in self._storages_of[source]
+        ]
+        return tuple(dict.fromkeys(found))
+
+    # -- collectives
+
+    def _collective(self, node: fx.Node, kind: CollectiveKind) -> Collective:
+        named = dict((argument.name, value) for argument, value in _arguments(node.target._schema, node))  # type: ignore[union-attr]
+        group, size = self._group(node, named.get("group_name"), named.get("group_size"))
+        note = (node.meta.get("custom") or {}).get(ANNOTATION) or {}
+        sides = (sum(_value_bytes(source) for source in node.all_input_nodes), _value_bytes(node))
+        return Collective(
+            kind=kind,
+            group=group,
+            group_size=size,
+            payload_bytes=max(sides),
+            dtype=_dtype(node),
+            role=Role.ACTIVATION,
+            unit=note.get("unit"),
+            parameter=note.get("parameter"),
+        )
+
+    def _group(self, node: fx.Node, group_name: Any, group_size: Any) -> tuple[str, int]:
+        key = str(group_name)
+        if key not in self.group_sizes:
+            size = group_size if isinstance(group_size, int) else _group_size(key, node.name)
+            self.group_sizes[key] = (f"g{len(self.group_sizes)}", size)
+        return self.group_sizes[key]
+
+    def _refuse_unwaited(self, source: fx.Node, how: str) -> None:
+        if source in self._launch_of:
+            raise GraphError(
+                f"{source.name} is the result of collective {self._launch_of[source]} and {how} before it was waited "
+                "for: the graph was cut between launch and wait; compile with fullgraph=True"
+            )
+
+
+# -- roles
+
+
+def _assign_roles(ops: list[OpNode]) -> list[OpNode]:
+    """Tell parameter gathers and gradient reductions from activation traffic by what they depend on and lead to."""
+    from_inputs = _depends_on_inputs_only(ops)
+    to_output = _leads_to_output_only(ops)
+    result = []
+    for op in ops:
+        if op.collective is not None:
+            role = _role(op, op.collective, from_inputs, to_output)
+            op = replace(op, collective=replace(op.collective, role=role))
+        result.append(op)
+    return result
+
+
+def _role(op: OpNode, collective: Collective, from_inputs: set[str], to_output: set[str]) -> Role:
+    reduces = collective.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+    if op.writes:
+        return Role.ACTIVATION
+    if collective.kind is CollectiveKind.ALL_GATHER and op.name in from_inputs:
+        return Role.PARAMETER
+    return Role.GRADIENT if reduces and op.name in to_output else Role.ACTIVATION
+
+
+def _moves_data_only(op: OpNode) -> bool:
+    return op.category in _MOVES_DATA and not (op.random or op.opaque or op.writes)
+
+
+def _depends_on_inputs_only(ops: list[OpNode]) -> set[str]:
+    """Ops computed from graph inputs by casts, pads and copies alone, and gathers of those."""
+    found: set[str] = set()
+    for op in ops:
+        if op.kind is OpKind.INPUT:
+            found.add(op.name)
+        elif op.kind is not OpKind.WAIT and op.inputs and _moves_data_only(op) and all(i in found for i in op.inputs):
+            if op.kind is not OpKind.LAUNCH or op.collective is not None:
+                found.add(op.name)
+    return found
+
+
+def _leads_to_output_only(ops: list[OpNode]) -> set[str]:
+    """Ops whose result reaches the output through casts, slices and further reductions alone (or nothing at all)."""
+    readers: dict[str, list[OpNode]] = {op.name: [] for op in ops}
+    for op in ops:
+        for name in op.inputs:
+            readers[name].append(op)
+    found: set[str] = set()
+    for op in reversed(ops):
+        passes_on = op.kind in (OpKind.LAUNCH, OpKind.WAIT) or _moves_data_only(op)
+        reaches = all(r.kind is OpKind.OUTPUT or r.name in found for r in readers[op.name])
+        if passes_on and reaches and op.kind is not OpKind.OUTPUT:
+            found.add(op.name)
+    return found
+
+
+# -- small readers of torch's metadata
+
+
+def _inputs(node: fx.Node) -> tuple[str, ...]:
+    return tuple(source.name for source in node.all_input_nodes)
+
+
+def _arguments(schema: Any, node: fx.Node) -> Iterable[tuple[Any, Any]]:
+    for position, argument in enumerate(schema.arguments):
+        if position < len(node.args):
+            yield argument, node.args[position]
+        elif argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
+
+
+def _nodes(value: Any) -> Iterable[fx.Node]:
+    return (leaf for leaf in tree_iter(value) if isinstance(leaf, fx.Node))
+
+
+def _tensors(node: fx.Node) -> Iterable[torch.Tensor]:
+    value = node.meta.get("val", node.meta.get("example_value"))
+    return (leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+
+
+def _storage_keys(node: fx.Node) -> list[int]:
+    return [tensor.untyped_storage()._cdata for tensor in _tensors(node)]
+
+
+def _value_bytes(node: fx.Node) -> int:
+    return sum(_concrete(tensor.numel()) * tensor.element_size() for tensor in _tensors(node))
+
+
+def _dtype(node: fx.Node) -> str:
+    return next((str(tensor.dtype).removeprefix("torch.") for tensor in _tensors(node)), "")
+
+
+def _concrete(size: Any) -> int:
+    """A size as a number: the hint of a symbolic one, ``UNBACKED_SIZE`` where there is none."""
+    if isinstance(size, int):
+        return size
+    symbolic = size.node
+    return int(symbolic.hint) if symbolic.has_hint() else UNBACKED_SIZE
+
+
+def _flops(node: fx.Node) -> int | None:
+    formula = targets.flop_formula(node.target)
+    if formula is None:
+        known = targets.category(node.target) in (
+            Category.POINTWISE,
+            Category.REDUCTION,
+            Category.COPY,
+            Category.INDEX,
+        )
+        return 0 if known else None
+    value = fx.node.map_arg(node.args, _meta_value)
+    named = fx.node.map_arg(node.kwargs, _meta_value)
+    return _concrete_flops(formula, value, named, node.meta.get("val"))
+
+
+def _concrete_flops(formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int | None:
+    try:
+        return _concrete(formula(*args, out_val=out, **kwargs))
+    except (AttributeError, TypeError, ValueError, IndexError):  # a formula that does not take this overload's arguments
+        return None
+
+
+def _meta_value(node: fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _group_size(group_name: str, op: str) -> int:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    try:
+        return int(_resolve_process_group(group_name).size())
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise GraphError(f"{op} communicates over process group {group_name!r}, which is not known here") from error

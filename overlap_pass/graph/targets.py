@@ -1,0 +1,144 @@
+"""What the reader knows about operators: collectives, views, random draws, effects, rooflines, FLOPs.
+
+Only facts about operators stand here; how a graph is read with them is in ``graph.read``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from overlap_pass.graph.program import Category, CollectiveKind
+
+__all__ = ["KNOWN_NAMESPACES", "category", "collective_kind", "draws_random", "flop_formula", "is_opaque", "is_wait"]
+
+_FUNCTIONAL = "_c10d_functional"
+_KINDS = {
+    "all_gather_into_tensor": CollectiveKind.ALL_GATHER,
+    "all_gather_into_tensor_out": CollectiveKind.ALL_GATHER,
+    "all_gather_into_tensor_coalesced": CollectiveKind.ALL_GATHER,
+    "reduce_scatter_tensor": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter_tensor_out": CollectiveKind.REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": CollectiveKind.REDUCE_SCATTER,
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "all_reduce_": CollectiveKind.ALL_REDUCE,
+    "all_reduce_coalesced": CollectiveKind.ALL_REDUCE,
+    "all_reduce_coalesced_": CollectiveKind.ALL_REDUCE,
+    "all_to_all_single": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "broadcast_": CollectiveKind.BROADCAST,
+}
+
+KNOWN_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor", "_c10d_functional", "overlap_pass"})
+"""Operators of these namespaces do what their schema says and nothing else; all others are never crossed."""
+
+_PURE_HIGHER_ORDER = frozenset({"flex_attention", "flex_attention_backward", "invoke_subgraph", "cond", "while_loop"})
+_RANDOM_HIGHER_ORDER = frozenset(
+    {"run_and_save_rng_state", "run_with_rng_state", "graphsafe_run_with_rng_state", "rngprims"}
+)
+_RANDOM_OPS = frozenset(
+    {"inductor_seed", "inductor_seeds", "inductor_random", "inductor_randint", "inductor_force_stride_order_random"}
+)
+_MATMUL = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "convolution_backward", "_grouped_mm"})
+_REDUCTION = frozenset(
+    {"sum", "mean", "amax", "amin", "var", "var_mean", "argmax", "argmin", "logsumexp", "_log_softmax", "_softmax"}
+    | {"_log_softmax_backward_data", "_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward"}
+    | {"_fused_rms_norm", "_fused_rms_norm_backward", "nll_loss_forward", "nll_loss_backward", "cumsum", "prod", "any"}
+)
+_COPY = frozenset(
+    {"cat", "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "reshape", "split_with_sizes_copy", "stack"}
+    | {"as_strided_copy", "slice_scatter", "select_scatter", "_unsafe_view_copy", "pad"}
+)
+_INDEX = frozenset(
+    {"embedding", "embedding_dense_backward", "gather", "scatter", "scatter_add", "index", "index_put", "index_select"}
+    | {"_unsafe_index", "_unsafe_index_put", "sort", "topk", "nonzero"}
+)
+
+
+def _name(target: object) -> str:
+    """``mm`` of ``aten.mm.default``; the plain name of a higher-order op or function."""
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name).rsplit("::", 1)[-1]
+    return str(getattr(target, "__name__", target))
+
+
+def collective_kind(target: object) -> CollectiveKind | None:
+    """The collective that a call to ``target`` launches, or ``None``."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != _FUNCTIONAL or is_wait(target):
+        return None
+    return _KINDS.get(_name(target), CollectiveKind.OTHER)
+
+
+def is_wait(target: object) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == _FUNCTIONAL and _name(target) == "wait_tensor"
+
+
+def draws_random(target: object) -> bool:
+    """Whether a call consumes the random state (global generator, philox state or a seed op)."""
+    if isinstance(target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in target.tags or _name(target) in _RANDOM_OPS
+    return _name(target) in _RANDOM_HIGHER_ORDER or "philox" in _name(target)
+
+
+def is_opaque(target: object) -> bool:
+    """Whether a call may have effects that its schema does not tell."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace not in KNOWN_NAMESPACES
+    if target is operator.getitem or getattr(target, "__module__", "") in ("operator", "_operator", "math", "builtins"):
+        return False
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _name(target) not in _PURE_HIGHER_ORDER | _RANDOM_HIGHER_ORDER
+    return not getattr(target, "__module__", "").startswith("torch")
+
+
+def category(target: object) -> Category:
+    """The roofline for a compute op. Whether the op is a view is not decided here: that depends on its tensors."""
+    name = _name(target)
+    if name in _MATMUL:
+        return Category.MATMUL
+    if "scaled_dot_product" in name or "flash_attention" in name or name.startswith("flex_attention"):
+        return Category.ATTENTION
+    for names, found in ((_REDUCTION, Category.REDUCTION), (_COPY, Category.COPY), (_INDEX, Category.INDEX)):
+        if name in names:
+            return found
+    if isinstance(target, torch._ops.OpOverload):
+        if torch.Tag.pointwise in target.tags or target.namespace == "prims" or name in ("_to_copy", "full", "arange", "iota"):
+            return Category.POINTWISE
+        if name.endswith(("_scalar", "zeros", "ones", "empty")):
+            return Category.POINTWISE
+    return Category.OTHER
+
+
+def flop_formula(target: object) -> Callable[..., int] | None:
+    """``f(*args, out_val=..., **kwargs) -> flops`` over tensors or shapes, a multiply-add counting 2; or ``None``."""
+    packet = getattr(target, "overloadpacket", None)
+    if packet is None:
+        return None
+    known: Any = flop_registry.get(packet)
+    if known is not None:
+        return known  # type: ignore[no-any-return]
+    return _CPU_ATTENTION.get(_name(target))
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Two matrix products, Q·Kᵀ and P·V: 2·b·h·q·k·(d + d_v); causal masking is not discounted, as torch does not."""
+    batch, heads, rows, width = query.shape
+    columns, value_width = key.shape[-2], value.shape[-1]
+    return int(2 * batch * heads * rows * columns * (width + value_width))
+
+
+def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    """Five products in backward (S again, dV, dP, dQ, dK), three of them of width d and two of width d_v."""
+    batch, heads, rows, width = query.shape
+    columns, value_width = key.shape[-2], value.shape[-1]
+    return int(2 * batch * heads * rows * columns * (3 * width + 2 * value_width))
+
+
+_CPU_ATTENTION: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _attention_flops,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_flops,
+}

@@ -1,0 +1,66 @@
+"""ZeRO-3 in the joint graph: what was gathered for the forward is gathered again in backward, not saved.
+
+Without a tag the partitioner saves gathered parameters as activations, which turns ZeRO-3 into ZeRO-2. The whole way of
+a gathered parameter is tagged, from its shard to the last op that only reshapes, casts or slices it: a partitioner that
+may save the permuted view saves the gathered memory with it.
+"""
+
+from __future__ import annotations
+
+import torch.fx as fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import OpKind, Phase, Role
+from overlap_pass.graph.read import ANNOTATION, read_program
+from overlap_pass.schedule.placement import Placement
+
+__all__ = ["tag_gathers"]
+
+_REGION = 100_000
+"""``ac_graph_id`` of the tagged ops: above the user's own checkpoint regions, which torch counts from 0."""
+
+
+def tag_gathers(graph: fx.Graph) -> int:
+    """Tag parameter gathers of a joint graph in place: recomputed in backward, or saved where the user said so.
+
+    Returns:
+        How many gathers were tagged.
+    """
+    program = read_program(graph, Phase.FORWARD, name="joint")
+    if not program.launches:
+        return 0
+    placement = Placement(build_dag(program))
+    nodes = {node.name: node for node in graph.nodes}
+    tagged = 0
+    for move in placement.moves:
+        if move.role is not Role.PARAMETER:
+            continue
+        launch = program.ops[move.launch]
+        policy = _policy(nodes[launch.name])
+        for position in (*move.head, move.launch, *move.waits, *_tail(placement, move.waits)):
+            node = nodes[program.ops[position].name]
+            saved_here = policy is CheckpointPolicy.MUST_SAVE and program.ops[position].kind is not OpKind.WAIT
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE if saved_here else policy
+            node.meta["ac_graph_id"] = _REGION
+        tagged += 1
+    return tagged
+
+
+def _policy(launch: fx.Node) -> CheckpointPolicy:
+    note = (launch.meta.get("custom") or {}).get(ANNOTATION) or {}
+    return CheckpointPolicy.MUST_RECOMPUTE if note.get("reshard", True) else CheckpointPolicy.MUST_SAVE
+
+
+def _tail(placement: Placement, waits: tuple[int, ...]) -> list[int]:
+    """Free ops behind the waits: the gathered parameter under its other names, shapes and dtypes."""
+    found: list[int] = []
+    todo = list(waits)
+    seen: set[int] = set()
+    while todo:
+        for position in placement.dag.successors[todo.pop()]:
+            if position in placement.free and position not in seen and not placement.program.ops[position].collective:
+                seen.add(position)
+                found.append(position)
+                todo.append(position)
+    return found

@@ -1,0 +1,46 @@
+"""Decisions of a schedule, read off the finished order: what moved, how far, and why."""
+
+from __future__ import annotations
+
+from overlap_pass.graph.program import Role
+from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.types import Action, Decision
+
+__all__ = ["explain"]
+
+
+def explain(placement: Placement, order: tuple[int, ...], why: str) -> tuple[Decision, ...]:
+    """One decision for each launch and each gradient's or activation's wait.
+
+    ``moved_over`` counts the ops that do compute between the old and the new place.
+    """
+    program = placement.program
+    anchors = set(placement.anchors)
+    before = _anchors_before(range(len(program.ops)), anchors)
+    after = _anchors_before(order, anchors)
+    decisions = []
+    for move in placement.moves:
+        watched = (move.launch,) if move.role is Role.PARAMETER else (move.launch, *move.waits)
+        for position in watched:
+            shift = after[position] - before[position]
+            action = Action.HOIST if shift < 0 else Action.SINK if shift > 0 else Action.KEEP
+            reason = _reason(placement, position, shift, why)
+            decisions.append(Decision(program.ops[position].name, action, abs(shift), reason))
+    return tuple(decisions)
+
+
+def _reason(placement: Placement, position: int, shift: int, why: str) -> str:
+    op = placement.program.ops[position]
+    what = op.collective.parameter or op.collective.unit if op.collective is not None else None
+    direction = "earlier" if shift < 0 else "later"
+    moved = f"{abs(shift)} computations {direction}" if shift else "stays"
+    return f"{what + ': ' if what else ''}{moved}; {why}"
+
+
+def _anchors_before(order: range | tuple[int, ...], anchors: set[int]) -> dict[int, int]:
+    """Position → number of anchors that run before it in ``order``."""
+    found, seen = {}, 0
+    for position in order:
+        found[position] = seen
+        seen += position in anchors
+    return found

@@ -1,0 +1,247 @@
+"""Feeding the lanes: one pass over the compute order that decides when each collective is launched and waited for.
+
+At every boundary between two compute ops, for every communicator that would run dry before the next boundary:
+
+1. a gather that is due (its latest start lies before the next boundary) is launched;
+2. else the oldest gradient that exists is reduced, if the lane is free again before the next gather is due;
+3. else the next gather goes ahead of time, if the policy allows it and its memory fits the budget;
+4. else the gradient goes all the same (the lane must not idle).
+
+A collective is never launched while its lane is busy beyond the next boundary: launching later costs nothing and holds
+less memory. The latest start of a gather is its first reader's start minus its duration (times a margin), minus what
+the lane still has to gather before: earliest deadline first, backwards (Jackson, 1955: EDF is feasible if any order is).
+
+The clock of this pass is an estimate (contention is averaged); ``simulate`` judges the result.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.program import Role
+from overlap_pass.schedule.placement import BEFORE, WAITS, Key, Move, Placement
+
+__all__ = ["Policy", "feed", "tight"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How eager the feeding is.
+
+    Attributes:
+        margin: a gather counts this many times its duration when its latest start is computed.
+        ahead_us: how long before its latest start a gather may go when the lane would idle (``inf``: any time).
+    """
+
+    margin: float = 1.25
+    ahead_us: float = 0.0
+
+
+def tight(placement: Placement) -> dict[int, Key]:
+    """Wishes of the order that holds least: gathers at their first reader, reductions waited for where they start."""
+    wishes: dict[int, Key] = {}
+    for sequence, move in enumerate(placement.moves):
+        if move.role is Role.PARAMETER:
+            wishes[move.launch] = (move.deadline, BEFORE, sequence)
+        elif move.role is Role.GRADIENT:
+            wishes[move.launch] = (move.release, BEFORE, sequence)
+            wishes.update(dict.fromkeys(move.waits, (move.release, BEFORE, sequence)))
+    return wishes
+
+
+def feed(
+    placement: Placement,
+    costs: CostTable,
+    policy: Policy,
+    *,
+    room_bytes: Callable[[int, int], float],
+) -> dict[int, Key]:
+    """Wishes (see ``placement.place``) for every launch and every gradient's wait.
+
+    Args:
+        room_bytes: ``room_bytes(first, last)`` → bytes free under the budget over the positions ``[first, last)`` of
+            the tight order, infinite without a budget.
+    """
+    return _Feeder(placement, costs, policy, room_bytes).run()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A communicator: when it is free, which gathers are still to come, which gradients exist and wait for it."""
+
+    gathers: deque[Move]
+    gradients: deque[Move]
+    free_us: float = 0.0
+
+
+class _Feeder:
+    def __init__(
+        self, placement: Placement, costs: CostTable, policy: Policy, room_bytes: Callable[[int, int], float]
+    ) -> None:
+        self.placement, self.costs, self.policy, self.room_bytes = placement, costs, policy, room_bytes
+        self.duration = [costs.duration_us[op.name] for op in placement.program.ops]
+        self.starts_us, self.end_us = self._nominal_starts()
+        self.lanes = {group: self._lane(group) for group in placement.program.groups}
+        self.latest_us = {}
+        for lane in self.lanes.values():
+            self.latest_us.update(self._latest_starts(lane))
+        self.now_us = 0.0
+        self.held: list[tuple[int, int, int]] = []  # (from, until, bytes) of gathers launched ahead of the tight order
+        self.ends_us: dict[int, float] = {}
+        self.flying: deque[Move] = deque()  # gradients launched and not waited for
+        self.wishes: dict[int, Key] = {}
+        self.waited: set[int] = set()
+        self.sequence = 0
+        self.read_at: dict[int, list[int]] = {}  # anchor → launches whose results it is the first to read
+        self.followers: dict[int, list[Move]] = {}  # launch → reductions that send its result on
+        for move in placement.moves:
+            if move.role is not Role.GRADIENT:
+                self.read_at.setdefault(move.deadline, []).append(move.launch)
+            for launch in move.after:
+                self.followers.setdefault(launch, []).append(move)
+
+    # -- before the pass
+
+    def _lane(self, group: str) -> _Lane:
+        moves = [m for m in self.placement.moves if m.group == group and m.role is Role.PARAMETER]
+        return _Lane(deque(sorted(moves, key=lambda m: (m.deadline, m.launch))), deque())
+
+    def _nominal_starts(self) -> tuple[dict[int, float], float]:
+        """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
+        compute = sum(self.duration[p] for p in self.placement.anchors if not self._communicates(p))
+        traffic = sum(self.duration[m.launch] for m in self.placement.moves)
+        share = min(1.0, traffic / compute) if compute else 0.0
+        inflation = 1.0 + (self.costs.contention.compute_beside_communication - 1.0) * share
+        heads = {m.launch: sum(self.duration[p] for p in m.head) for m in self.placement.moves}
+        inflation *= 1.0 + (sum(heads.values()) / compute if compute else 0.0)
+        clock, starts = 0.0, {}
+        for position in self.placement.anchors:
+            starts[position] = clock
+            clock += 0.0 if self._communicates(position) else self.duration[position] * inflation
+        return starts, clock
+
+    def _communicates(self, position: int) -> bool:
+        return self.placement.program.ops[position].collective is not None
+
+    def _latest_starts(self, lane: _Lane) -> dict[int, float]:
+        slow = self.costs.contention.communication_beside_compute * self.policy.margin
+        latest, free_us = {}, float("inf")
+        for move in reversed(lane.gathers):
+            free_us = min(free_us, self.starts_us[move.deadline]) - self.duration[move.launch] * slow
+            latest[move.launch] = free_us
+        return latest
+
+    # -- the pass
+
+    def run(self) -> dict[int, Key]:
+        anchors = self.placement.anchors
+        released = self._released()
+        for step, position in enumerate(anchors):
+            for move in released.get(position, ()):
+                self.lanes[move.group].gradients.append(move)
+            last = step == len(anchors) - 1
+            for lane in self.lanes.values():
+                self._feed_lane(lane, position, drain=last)
+            self._wait_for_gathers(position)
+            self._wait_for_gradients(position, drain=last)
+            self._run_anchor(position)
+        return self.wishes
+
+    def _released(self) -> dict[int, list[Move]]:
+        """Anchor → gradient reductions that may start at the boundary before it (those after another come later)."""
+        anchors, found = self.placement.anchors, {}
+        for move in self.placement.moves:
+            if move.role is Role.GRADIENT and not move.after:
+                at = anchors[min(bisect_right(anchors, move.release - 1), len(anchors) - 1)]
+                found.setdefault(at, []).append(move)
+        return found
+
+    def _feed_lane(self, lane: _Lane, position: int, *, drain: bool) -> None:
+        while lane.gathers and lane.gathers[0].deadline <= position:
+            self._launch(lane.gathers.popleft(), lane, position)
+        horizon_us = self.now_us + self.duration[position]
+        while drain or lane.free_us < horizon_us:
+            move = self._choose(lane, position, horizon_us)
+            if move is None:
+                return
+            self._launch(move, lane, position)
+
+    def _choose(self, lane: _Lane, position: int, horizon_us: float) -> Move | None:
+        gather = lane.gathers[0] if lane.gathers else None
+        gradient = lane.gradients[0] if lane.gradients else None
+        if gather is not None:
+            fits = self._fits(gather, position)
+            latest_us = self.latest_us[gather.launch]
+            if fits and latest_us < horizon_us:
+                return lane.gathers.popleft()
+            free_us = max(lane.free_us, self.now_us)
+            if gradient is not None and (not fits or free_us + self._traffic_us(gradient) <= latest_us):
+                return lane.gradients.popleft()
+            if fits and latest_us - self.policy.ahead_us <= self.now_us:
+                return lane.gathers.popleft()
+        return lane.gradients.popleft() if gradient is not None else None
+
+    def _fits(self, gather: Move, position: int) -> bool:
+        if position < gather.release:
+            return False
+        size_bytes = self.placement.program.ops[gather.launch].written_bytes
+        flying_bytes = sum(self.placement.program.ops[m.launch].read_bytes for m in self.flying)
+        held_bytes = sum(size for first, until, size in self.held if until > position)
+        return size_bytes + flying_bytes + held_bytes <= self.room_bytes(position, gather.deadline)
+
+    def _traffic_us(self, move: Move) -> float:
+        return self.duration[move.launch] * self.costs.contention.communication_beside_compute
+
+    def _launch(self, move: Move, lane: _Lane, position: int, rank: int = BEFORE) -> None:
+        self.sequence += 1
+        self.wishes[move.launch] = (position, rank, self.sequence)
+        self.now_us += sum(self.duration[p] for p in move.head)
+        lane.free_us = max(lane.free_us, self.now_us) + self._traffic_us(move)
+        self.ends_us[move.launch] = lane.free_us
+        if move.role is Role.PARAMETER:
+            if move.deadline > position:
+                size_bytes = self.placement.program.ops[move.launch].written_bytes
+                self.held.append((position, move.deadline, size_bytes))
+        else:
+            self.flying.append(move)
+
+    def _wait_for_gathers(self, position: int) -> None:
+        self.held = [entry for entry in self.held if entry[1] > position]
+        for launch in self.read_at.get(position, ()):
+            self.now_us = max(self.now_us, self.ends_us.get(launch, 0.0))
+
+    def _wait_for_gradients(self, position: int, *, drain: bool) -> None:
+        """Wait for reductions that are over by now, and earlier where the budget needs their inputs back."""
+        while self.flying:
+            move = self.flying[0]
+            over = self.ends_us[move.launch] <= self.now_us
+            if not (over or drain or self._presses(position)):
+                return
+            self.flying.popleft()
+            self.now_us = max(self.now_us, self.ends_us[move.launch])
+            self.sequence += 1
+            self.wishes.update(dict.fromkeys(move.waits, (position, WAITS, self.sequence)))
+            self.waited.add(move.launch)
+            for follower in self.followers.get(move.launch, ()):
+                if all(launch in self.waited for launch in follower.after):
+                    self._launch(follower, self.lanes[follower.group], position, WAITS)
+
+    def _presses(self, position: int) -> bool:
+        flying_bytes = sum(self.placement.program.ops[m.launch].read_bytes for m in self.flying)
+        held_bytes = sum(size for _, until, size in self.held if until > position)
+        return flying_bytes + held_bytes > self.room_bytes(position, position + 1)
+
+    def _run_anchor(self, position: int) -> None:
+        op = self.placement.program.ops[position]
+        if op.collective is not None:
+            lane = self.lanes[op.collective.group]
+            lane.free_us = max(lane.free_us, self.now_us) + self.duration[position]
+            self.ends_us[position] = lane.free_us
+            return
+        busy = any(lane.free_us > self.now_us for lane in self.lanes.values())
+        slow = self.costs.contention.compute_beside_communication if busy else 1.0
+        self.now_us += self.duration[position] * slow

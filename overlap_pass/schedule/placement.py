@@ -1,0 +1,227 @@
+"""What may move in a program, and the one mechanism that turns wishes into a legal order.
+
+Compute keeps its order. What moves is a collective with what belongs to it:
+
+    shard ─ cast ─ pad ─▶ launch        wait ─ slice ─ view ─▶ first reader
+    └────── head ──────┘                └────── tail ──────┘
+
+The *head* follows the launch wherever it goes, the *tail* sinks to the first op that computes with the result.
+
+A strategy gives a launch or wait a *key*; the order is the sort by key. Keys are made monotone along every
+dependency first, so that a wish that the graph does not allow becomes the nearest one that it does, and sorting with
+ties in the order as written is a topological sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from overlap_pass.graph.dag import DepGraph
+from overlap_pass.graph.program import Category, Collective, OpKind, OpNode, Program, Role
+
+__all__ = ["AFTER", "BEFORE", "WAITS", "Key", "Move", "Placement", "place"]
+
+Key = tuple[int, int, int]
+"""(position of an anchor in the order as written, rank at that anchor, tie)."""
+
+BEFORE, WAITS, ANCHOR, AFTER = 0, 1, 2, 3
+"""Ranks at an anchor: launches, then the waits that the anchor needs, the anchor, then what follows at once."""
+
+_MOVES_DATA = (Category.NONE, Category.POINTWISE, Category.COPY)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One collective that may move.
+
+    Attributes:
+        launch: position of the launch.
+        waits: positions of its waits.
+        release: first anchor position behind everything that the launch depends on (0: nothing but inputs).
+        deadline: position of the first anchor that reads the result; the output's position if none computes with it.
+        role: parameter gather, gradient reduction or activation collective (whose launch stays).
+        group: communicator.
+        head: positions of the casts and pads that go with the launch.
+        after: positions of the launches whose results it sends on (HSDP: reduce-scatter, then all-reduce).
+    """
+
+    launch: int
+    waits: tuple[int, ...]
+    release: int
+    deadline: int
+    role: Role
+    group: str
+    head: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which ops of a program are anchors and which move, derived once per program."""
+
+    dag: DepGraph
+
+    @property
+    def program(self) -> Program:
+        return self.dag.program
+
+    @cached_property
+    def free(self) -> frozenset[int]:
+        """Positions of all ops that may leave their place: launches that may move, waits, heads and tails."""
+        launches = {p for p, op in enumerate(self.program.ops) if _launch_moves(op)}
+        waits = {p for p, op in enumerate(self.program.ops) if op.kind is OpKind.WAIT}
+        return frozenset(launches | waits | self._heads(launches) | self._tails(waits))
+
+    @cached_property
+    def anchors(self) -> tuple[int, ...]:
+        """Positions of the ops that keep their order, ascending (inputs excluded)."""
+        ops = self.program.ops
+        return tuple(p for p in range(len(ops)) if p not in self.free and ops[p].kind is not OpKind.INPUT)
+
+    @cached_property
+    def moves(self) -> tuple[Move, ...]:
+        """Every collective, in the order as written."""
+        return tuple(
+            self._move(position, op.name, op.collective)
+            for position, op in enumerate(self.program.ops)
+            if op.collective is not None
+        )
+
+    def _move(self, position: int, name: str, collective: Collective) -> Move:
+        program = self.program
+        waits = tuple(program.index[wait] for wait in program.waits_of[name])
+        head, after = self._upstream(position)
+        return Move(
+            launch=position,
+            waits=waits,
+            release=self._last_source[position] + 1,
+            deadline=min((self._first_reader[wait] for wait in waits), default=len(program.ops) - 1),
+            role=collective.role,
+            group=collective.group,
+            head=head,
+            after=after,
+        )
+
+    def _upstream(self, launch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The free ops that lead to a launch, and the launches whose waits stand among them."""
+        ops, index = self.program.ops, self.program.index
+        head: set[int] = set()
+        after: set[int] = set()
+        todo = [launch]
+        while todo:
+            for position in self.dag.predecessors[todo.pop()]:
+                op = ops[position]
+                if op.kind is OpKind.WAIT and op.launch is not None:
+                    after.add(index[op.launch])
+                elif position in self.free and op.kind is not OpKind.LAUNCH and position not in head:
+                    head.add(position)
+                    todo.append(position)
+        return tuple(sorted(head)), tuple(sorted(after))
+
+    @cached_property
+    def _first_reader(self) -> list[int]:
+        """For each op, the earliest anchor that depends on it through free ops alone; an anchor is its own."""
+        last = len(self.program.ops) - 1
+        found = [last] * len(self.program.ops)
+        for position in range(last, -1, -1):
+            if position not in self.free:
+                found[position] = position
+            else:
+                found[position] = min((found[s] for s in self.dag.successors[position]), default=last)
+        return found
+
+    @cached_property
+    def _last_source(self) -> list[int]:
+        """For each op, the latest anchor that it depends on through free ops alone; -1 for inputs only."""
+        ops = self.program.ops
+        found: list[int] = []
+        for position, op in enumerate(ops):
+            if op.kind is OpKind.INPUT:
+                found.append(-1)
+            elif position not in self.free:
+                found.append(position)
+            else:
+                found.append(max((found[p] for p in self.dag.predecessors[position]), default=-1))
+        return found
+
+    def _heads(self, launches: set[int]) -> set[int]:
+        """Casts, pads and views that feed launches only."""
+        return {
+            p
+            for p in self._closure(launches, self.dag.successors, reverse=True)
+            if not any(self.program.ops[s].kind is OpKind.WAIT for s in self.dag.predecessors[p])
+        }
+
+    def _tails(self, waits: set[int]) -> set[int]:
+        """Views, slices, casts and copies of what waits return: they read nothing else that was computed."""
+        movable_waits = {p for p in waits if self._waits_for_shard(p)}
+        tails = self._closure(movable_waits, self.dag.predecessors, reverse=False)
+        views = self._closure(waits, self.dag.predecessors, reverse=False, views_only=True)
+        return tails | views
+
+    def _waits_for_shard(self, wait: int) -> bool:
+        launch = self.program.ops[wait].launch
+        collective = self.program.op(launch).collective if launch is not None else None
+        return collective is not None and collective.role is not Role.ACTIVATION
+
+    def _closure(
+        self, seeds: set[int], neighbours: tuple[tuple[int, ...], ...], *, reverse: bool, views_only: bool = False
+    ) -> set[int]:
+        """Data-moving ops all of whose neighbours (inputs aside) are seeds or members."""
+        ops = self.program.ops
+        found: set[int] = set()
+        for position in range(len(ops) - 1, -1, -1) if reverse else range(len(ops)):
+            op = ops[position]
+            if not _moves_data(op) or (views_only and op.kind is not OpKind.VIEW):
+                continue
+            around = [n for n in neighbours[position] if ops[n].kind is not OpKind.INPUT]
+            if around and all(n in seeds or n in found for n in around):
+                found.add(position)
+        return found
+
+
+def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
+    """The order of positions that fulfils the wishes as far as the graph allows.
+
+    Args:
+        wishes: position of a free op → where it should go. Free ops without a wish go as late as their readers allow.
+
+    An anchor never moves: a wish too early is pushed behind what it depends on, one too late is pulled before its
+    first reader.
+    """
+    dag, ops = placement.dag, placement.program.ops
+    last: Key = (len(ops) - 1, WAITS, 0)
+    keys: list[Key] = []
+    for position, op in enumerate(ops):
+        if op.kind is OpKind.INPUT:
+            keys.append((-1, 0, 0))
+        elif position in placement.free:
+            keys.append(wishes.get(position, last))
+        else:
+            keys.append((position, ANCHOR, 0))
+    for position in range(len(ops) - 1, -1, -1):
+        if position in placement.free:
+            for successor in dag.successors[position]:
+                bound = keys[successor]
+                if bound[1] == ANCHOR:
+                    bound = (bound[0], WAITS, 0)
+                if bound < keys[position]:
+                    keys[position] = bound
+    for position in range(len(ops)):
+        if position in placement.free:
+            for predecessor in dag.predecessors[position]:
+                if keys[predecessor] > keys[position]:
+                    keys[position] = keys[predecessor]
+    return tuple(sorted(range(len(ops)), key=lambda position: (keys[position], position)))
+
+
+def _launch_moves(op: OpNode) -> bool:
+    return op.collective is not None and op.collective.role is not Role.ACTIVATION and not op.writes
+
+
+def _moves_data(op: OpNode) -> bool:
+    if op.kind is OpKind.VIEW:
+        return not (op.random or op.opaque)
+    return op.kind is OpKind.COMPUTE and op.category in _MOVES_DATA and not (op.random or op.opaque or op.writes)
