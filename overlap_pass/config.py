@@ -1,0 +1,161 @@
+"""The options of the backend, read once and checked: ``torch.compile(model, backend="overlap", options={...})``.
+
+torch hands the mapping over as the user wrote it and checks nothing, so everything is refused here that would
+otherwise be ignored in silence.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from overlap_pass.cost.hardware import Hardware, hardware_names, load_hardware
+from overlap_pass.errors import HardwareError, OptionError
+from overlap_pass.memory.budget import Budget
+from overlap_pass.registry import parse, spec
+from overlap_pass.schedule.types import Strategy
+from overlap_pass.spec import nearest
+
+__all__ = ["Config", "FsdpMode"]
+
+_DEFAULT_HARDWARE = "h100"
+_PAGES = (".html", ".json")
+
+
+class FsdpMode(enum.StrEnum):
+    """What happens to a ``fully_shard`` model whose collectives would not be in the graph."""
+
+    AUTO = "auto"
+    """It is made traceable in place, and one log line says so."""
+    OFF = "off"
+    """It is left alone: what the compiler sees of it is compiled, without its collectives."""
+    ERROR = "error"
+    """It is refused: call ``overlap_pass.make_traceable(model)`` first."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the user asked for; :meth:`from_options` reads it from the mapping given to ``torch.compile``.
+
+    Attributes:
+        strategy: how collectives are placed; a spec such as ``"latest_start{margin=1.25}"``.
+        memory_budget: bound on the peak of the schedule: ``"60GiB"``, ``"+2GiB"``, ``"1.05x"``, ``"fsdp2"``,
+            ``"unlimited"``.
+        hardware: what the cost model prices for: a name or the path of a TOML file; ``None`` (``"auto"``) for the
+            device that the model is on, see :meth:`hardware_for`.
+        report: an ``.html`` or ``.json`` file to write the before/after report to, ``None`` for none.
+        fsdp: see :class:`FsdpMode`.
+        pin_order: chain the collectives by control dependencies in the lowered graph as well; costs some fusion.
+    """
+
+    strategy: Strategy = field(default_factory=lambda: parse("latest_start"))
+    memory_budget: Budget = field(default_factory=lambda: Budget.parse(None))
+    hardware: Hardware | None = None
+    report: Path | None = None
+    fsdp: FsdpMode = FsdpMode.AUTO
+    pin_order: bool = False
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
+        """Read and check the mapping; an option that is absent or ``None`` keeps its default.
+
+        Raises:
+            OptionError: an unknown option (with the nearest spelling), or a value that is not accepted.
+        """
+        given = dict(options or {})
+        known = [option.name for option in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise OptionError(f"unknown option {name!r}: {nearest(str(name), known)}")
+        return cls(**{name: _READERS[name](value) for name, value in given.items() if value is not None})
+
+    def hardware_for(self, device_name: str | None) -> Hardware:
+        """The hardware to price for, given the name of the model's CUDA device (``None`` on a CPU: h100).
+
+        Raises:
+            HardwareError: no hardware was asked for, and none is known for the device.
+        """
+        if self.hardware is not None:
+            return self.hardware
+        if device_name is None:
+            return load_hardware(_DEFAULT_HARDWARE)
+        for name in hardware_names():
+            if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE):
+                return load_hardware(name)
+        raise HardwareError(
+            f"hardware='auto' knows no {device_name!r}: name the nearest of {', '.join(hardware_names())} or give the "
+            "path of a .toml file"
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that can change a plan, contents of the hardware file included; for cache keys."""
+        content = {
+            "strategy": spec(self.strategy),
+            "memory_budget": self.memory_budget.spec,
+            "hardware": repr(self.hardware),
+            "fsdp": self.fsdp.value,
+            "pin_order": self.pin_order,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _strategy(value: Any) -> Strategy:
+    if isinstance(value, str):
+        return parse(value)
+    if callable(getattr(value, "schedule", None)) and not isinstance(value, type):
+        made: Strategy = value
+        return made
+    raise OptionError(f"strategy={value!r} is neither a spec such as 'latest_start' nor a strategy")
+
+
+def _hardware(value: Any) -> Hardware | None:
+    if isinstance(value, Hardware):
+        return value
+    if isinstance(value, str) and value.strip().lower() == "auto":
+        return None
+    return load_hardware(_path("hardware", value))
+
+
+def _report(value: Any) -> Path:
+    path = Path(_path("report", value))
+    if path.suffix not in _PAGES:
+        raise OptionError(f"report={str(value)!r} must end with {' or '.join(_PAGES)}")
+    return path
+
+
+def _path(option: str, value: Any) -> str:
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise OptionError(f"{option}={value!r} is no text")
+
+
+def _fsdp(value: Any) -> FsdpMode:
+    try:
+        return FsdpMode(value)
+    except ValueError:
+        raise OptionError(f"fsdp={value!r} is not accepted: {nearest(str(value), map(str, FsdpMode))}") from None
+
+
+def _pin_order(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise OptionError(f"pin_order={value!r} must be True or False")
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "strategy": _strategy,
+    "memory_budget": Budget.parse,
+    "hardware": _hardware,
+    "report": _report,
+    "fsdp": _fsdp,
+    "pin_order": _pin_order,
+}
