@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Contention", "CostTable"]
+from overlap_pass.cost.collectives import collective_us, link_of
+from overlap_pass.cost.compute import clusters, is_unknown, kernel_us, member_us
+from overlap_pass.cost.contention import Contention
+from overlap_pass.cost.hardware import Hardware
+from overlap_pass.errors import OptionError
+from overlap_pass.graph.program import CollectiveKind, OpKind, Program
 
-
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """How much lanes slow each other down while they run at the same time; 1.0 is not at all.
-
-    Attributes:
-        compute_beside_communication: a compute op takes this many times longer while a collective runs.
-        communication_beside_compute: a collective takes this many times longer while compute runs.
-        communication_beside_communication: k collectives at once share the wire: each takes
-            ``1 + (k - 1) * (this - 1)`` times longer.
-    """
-
-    compute_beside_communication: float = 1.0
-    communication_beside_compute: float = 1.0
-    communication_beside_communication: float = 1.0
+__all__ = ["Contention", "CostTable", "price"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +27,8 @@ class CostTable:
         contention: slow-down between lanes.
         unknown: names of ops that no formula covers.
         hardware: name of the hardware file used.
+        wires: group → the wire its collectives use; only those on one wire share it. A group that is not listed
+            uses the wire ``""``.
     """
 
     duration_us: Mapping[str, float]
@@ -42,3 +36,57 @@ class CostTable:
     contention: Contention
     unknown: tuple[str, ...] = ()
     hardware: str = ""
+    wires: Mapping[str, str] = field(default_factory=dict)
+
+
+def price(
+    program: Program,
+    hardware: Hardware,
+    *,
+    measured: Mapping[str, float] | None = None,
+    ranks_per_node: Mapping[str, int] | None = None,
+) -> CostTable:
+    """Price every op of ``program`` on ``hardware``, in linear time.
+
+    Args:
+        program: the graph.
+        hardware: the machine, see :func:`~overlap_pass.cost.hardware.load_hardware`.
+        measured: op name → microseconds, which replace the formulas; names that the program lacks are not looked at,
+            so that one table can serve forward and backward. All ranks must use the same table.
+        ranks_per_node: group → its members on each node, for groups that are not packed.
+
+    Raises:
+        OptionError: a measured time is negative or no number.
+    """
+    placed = ranks_per_node or {}
+    duration_us = dict.fromkeys(program.order, 0.0)
+    launch_us = dict.fromkeys(program.order, 0.0)
+    unknown: list[str] = []
+    for op in program.ops:
+        if op.kind is OpKind.LAUNCH and op.collective is not None:
+            duration_us[op.name] = collective_us(op.collective, hardware, placed.get(op.collective.group))
+            launch_us[op.name] = hardware.compute.collective_launch_us
+        elif op.kind is OpKind.COMPUTE:
+            duration_us[op.name] = kernel_us(op, hardware)
+            launch_us[op.name] = hardware.compute.kernel_launch_us
+        if is_unknown(op) or (op.collective is not None and op.collective.kind is CollectiveKind.OTHER):
+            unknown.append(op.name)
+    for cluster in clusters(program):
+        duration_us.update(zip(cluster.members, member_us(cluster, hardware), strict=True))
+        launch_us.update(dict.fromkeys(cluster.members[1:], 0.0))
+    known = _measurements(measured or {}, duration_us)
+    return CostTable(
+        duration_us={**duration_us, **known},
+        launch_us=launch_us,
+        contention=hardware.contention,
+        unknown=tuple(name for name in unknown if name not in known),
+        hardware=hardware.name,
+        wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
+    )
+
+
+def _measurements(measured: Mapping[str, float], ops: Mapping[str, float]) -> dict[str, float]:
+    for name, time_us in measured.items():
+        if not math.isfinite(time_us) or time_us < 0:
+            raise OptionError(f"measured time of {name!r} is {time_us!r} µs: it must be a number of at least 0")
+    return {name: float(time_us) for name, time_us in measured.items() if name in ops}

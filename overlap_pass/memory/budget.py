@@ -1,0 +1,177 @@
+"""The memory budget: how many bytes the peak of a schedule may reach.
+
+A budget is an object that answers one question, :meth:`Budget.resolve`; there is one small class for each way to say
+it, and each has a spec string that reads back as the same budget.
+
+================  =========================================================================================
+``60GiB``         that many bytes (an ``int`` is taken as bytes)
+``+2GiB``         that many bytes above the peak of the order as written
+``1.05x``         that many times the peak of the order as written
+``fsdp2``         the default: what eager FSDP2 needs, see :class:`Fsdp2`
+``unlimited``     no bound
+================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeVar
+
+from overlap_pass.errors import OptionError
+from overlap_pass.graph.program import CollectiveKind, Program, Role
+from overlap_pass.units import parse_bytes
+
+__all__ = ["Absolute", "Budget", "Extra", "Factor", "Fsdp2", "Unlimited"]
+
+_OPTION = "memory_budget"
+_ACCEPTED = (
+    "write bytes ('60GiB'), bytes above the peak as written ('+2GiB'), a factor of it ('1.05x'), 'fsdp2' or 'unlimited'"
+)
+_FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*x", re.IGNORECASE)
+_Number = TypeVar("_Number", int, float)
+_UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+class Budget:
+    """A bound on the peak of a schedule, in bytes once the program and its peak as written are known."""
+
+    @property
+    def spec(self) -> str:
+        """The text that :meth:`parse` reads as this budget."""
+        raise NotImplementedError
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        """The bound in bytes, ``None`` where there is none."""
+        raise NotImplementedError
+
+    @staticmethod
+    def parse(value: Budget | str | int | float | None) -> Budget:
+        """Read a budget as users write it; ``None`` is the default, ``fsdp2``.
+
+        Raises:
+            OptionError: no budget, or one of zero or fewer bytes; the message names ``memory_budget``.
+
+        >>> Budget.parse("+2GiB").resolve(program=None, as_written_peak_bytes=10 * 2**30) == 12 * 2**30
+        True
+        """
+        if value is None:
+            return Fsdp2()
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, str):
+            return _from_text(value.strip())
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise OptionError(f"{_OPTION}={value!r} is no budget: {_ACCEPTED}")
+        if not math.isfinite(value) or value != int(value):
+            raise OptionError(f"{_OPTION}={value!r} is no whole number of bytes: {_ACCEPTED}")
+        return Absolute(_positive(int(value), value))
+
+
+def _from_text(text: str) -> Budget:
+    if text.lower() == "unlimited":
+        return Unlimited()
+    if text.lower() == "fsdp2":
+        return Fsdp2()
+    if match := _FACTOR.fullmatch(text):
+        return Factor(_positive(float(match[1]), text))
+    try:
+        if text.startswith("+"):
+            return Extra(parse_bytes(text[1:], option=_OPTION))
+        size_bytes = parse_bytes(text, option=_OPTION)
+    except OptionError as error:
+        raise OptionError(f"{_OPTION}={text!r} is no budget: {_ACCEPTED}") from error
+    return Absolute(_positive(size_bytes, text))
+
+
+def _positive(number: _Number, written: object) -> _Number:
+    if number <= 0:
+        raise OptionError(f"{_OPTION}={written!r} leaves no memory: {_ACCEPTED}")
+    return number
+
+
+def _spell(size_bytes: int) -> str:
+    """The largest unit that says it exactly: ``60GiB``, ``1536MiB``, ``1001B``."""
+    unit, scale = next((unit, scale) for unit, scale in _UNITS if size_bytes % scale == 0)
+    return f"{size_bytes // scale}{unit}" if size_bytes else "0B"
+
+
+@dataclass(frozen=True, slots=True)
+class Unlimited(Budget):
+    """No bound."""
+
+    @property
+    def spec(self) -> str:
+        return "unlimited"
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Absolute(Budget):
+    """So many bytes, whatever the graph."""
+
+    size_bytes: int
+
+    @property
+    def spec(self) -> str:
+        return _spell(self.size_bytes)
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        return self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Extra(Budget):
+    """So many bytes above the peak of the order as written; ``+0B`` allows any order with no higher peak."""
+
+    extra_bytes: int
+
+    @property
+    def spec(self) -> str:
+        return f"+{_spell(self.extra_bytes)}"
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        return as_written_peak_bytes + self.extra_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Factor(Budget):
+    """A multiple of the peak of the order as written, rounded down."""
+
+    factor: float
+
+    @property
+    def spec(self) -> str:
+        return f"{self.factor!r}x"
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        return int(as_written_peak_bytes * self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp2(Budget):
+    """What eager FSDP2 holds above the order as written: two gathered units, the one in use and the one prefetched.
+
+    The order as written gathers each parameter where it is needed; FSDP2 gathers a whole unit and, while that one
+    computes, the next. Which two are alive together depends on the policy, so the two largest are taken. A unit is the
+    parameter all-gathers with the same ``unit``; a gather of no known unit stands for itself.
+    """
+
+    @property
+    def spec(self) -> str:
+        return "fsdp2"
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        gathered_bytes: Counter[str] = Counter()
+        for op in program.launches:
+            collective = op.collective
+            if collective is None or collective.kind is not CollectiveKind.ALL_GATHER:
+                continue
+            if collective.role is Role.PARAMETER:
+                key = f"launch {op.name}" if collective.unit is None else f"unit {collective.unit}"
+                gathered_bytes[key] += collective.payload_bytes
+        return as_written_peak_bytes + sum(size_bytes for _, size_bytes in gathered_bytes.most_common(2))

@@ -1,0 +1,157 @@
+"""Memory of an order of ops: what is alive while each op runs, and the peak.
+
+The rules, over alias sets (storages), not over tensors:
+
+1. What the caller holds (parameters, static inputs) is the base: alive all the time.
+2. Other inputs (saved activations, tangents) are alive from the start and die after their last use.
+3. An op's output is allocated before its dying inputs are freed: the transient inside the op counts.
+4. A collective's output is allocated at its launch, and its input stays alive until its last wait.
+5. What the graph returns lives to the end; so does an input that nothing reads and what a launch without a wait reads.
+
+A storage of 0 bytes (an effect token) changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from overlap_pass.graph.program import OpKind, OpNode, Program
+
+__all__ = ["Ledger", "Lifetimes", "MemoryProfile", "peak"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """Memory of one order.
+
+    Attributes:
+        peak_bytes: the most that is ever alive.
+        peak_op: the first op while which that much is alive.
+        base_bytes: what the caller holds.
+        live_bytes: for each position of the order, what is alive while that op runs: its output is there already and
+            its dying inputs are there still. ``max(live_bytes) == peak_bytes``.
+    """
+
+    peak_bytes: int
+    peak_op: str
+    base_bytes: int
+    live_bytes: tuple[int, ...]
+
+
+class Lifetimes:
+    """Who allocates each storage of a program and how many ops touch it: made once, shared by many ledgers.
+
+    Attributes:
+        size_bytes: size of each storage, by id.
+        base_bytes: held storages.
+        start_bytes: alive before the first op: held storages and all other inputs.
+        allocated: by position, the bytes that the op allocates.
+        touches: by position, ids of the storages that may die once the op has run, ascending.
+        uses: by storage id, how many ops have to run before it dies; more than touch it where it never dies.
+    """
+
+    __slots__ = ("allocated", "base_bytes", "size_bytes", "start_bytes", "touches", "uses")
+
+    def __init__(self, program: Program) -> None:
+        self.size_bytes = tuple(storage.size_bytes for storage in program.storages)
+        self.base_bytes = sum(storage.size_bytes for storage in program.storages if storage.held)
+        self.start_bytes = self.base_bytes
+        allocated = [0] * len(program.ops)
+        for storage in program.storages:
+            position = program.index[storage.owner]
+            if program.ops[position].kind is not OpKind.INPUT:
+                allocated[position] += storage.size_bytes
+            elif not storage.held:
+                self.start_bytes += storage.size_bytes
+        self.allocated = tuple(allocated)
+        mortal = {storage.id for storage in program.storages if storage.size_bytes and not storage.held}
+        uses = [0] * len(program.storages)
+        touches: list[tuple[int, ...]] = []
+        for op in program.ops:
+            touched = _touched(program, op) & mortal
+            for storage_id in touched:
+                uses[storage_id] += 1
+            touches.append(() if _keeps(program, op) else tuple(sorted(touched)))
+        self.touches = tuple(touches)
+        self.uses = tuple(uses)
+
+
+def _touched(program: Program, op: OpNode) -> set[int]:
+    if op.kind is OpKind.INPUT:
+        return set()
+    touched = {*op.storages, *op.writes}
+    for name in op.inputs:
+        touched.update(program.op(name).storages)
+    if op.kind is OpKind.WAIT and op.launch is not None:
+        for name in program.op(op.launch).inputs:
+            touched.update(program.op(name).storages)
+    return touched
+
+
+def _keeps(program: Program, op: OpNode) -> bool:
+    """What this op touches is never freed: the output hands it out, and nothing ever waits for the launch."""
+    return op.kind is OpKind.OUTPUT or (op.kind is OpKind.LAUNCH and not program.waits_of[op.name])
+
+
+class Ledger:
+    """Memory of an order while it is being made: the list scheduler advances it by one op at a time.
+
+    Ops are named by their position in the program, as in ``DepGraph.successors``. Each question and each step costs
+    time in proportion to what the one op touches. Whether the order is legal is not asked.
+
+    Attributes:
+        live_bytes: alive after the last op that was run.
+        peak_bytes: the most that was alive so far, transients inside ops included.
+    """
+
+    __slots__ = ("_lifetimes", "_remaining", "live_bytes", "peak_bytes")
+
+    def __init__(self, lifetimes: Lifetimes) -> None:
+        self._lifetimes = lifetimes
+        self._remaining = list(lifetimes.uses)
+        self.live_bytes = self.peak_bytes = lifetimes.start_bytes
+
+    def advance(self, position: int) -> None:
+        """Run the op: allocate its output, note the peak, free what dies with it."""
+        lifetimes, remaining = self._lifetimes, self._remaining
+        live = self.live_bytes + lifetimes.allocated[position]
+        if live > self.peak_bytes:
+            self.peak_bytes = live
+        for storage_id in lifetimes.touches[position]:
+            remaining[storage_id] -= 1
+            if not remaining[storage_id]:
+                live -= lifetimes.size_bytes[storage_id]
+        self.live_bytes = live
+
+    def allocates(self, position: int) -> int:
+        """Bytes that the op would allocate; ``live_bytes`` plus this is what is alive while it runs."""
+        return self._lifetimes.allocated[position]
+
+    def frees(self, position: int) -> int:
+        """Bytes that would be free after the op, its own output included where nothing reads it."""
+        size_bytes, remaining = self._lifetimes.size_bytes, self._remaining
+        return sum(size_bytes[i] for i in self._lifetimes.touches[position] if remaining[i] == 1)
+
+    def copy(self) -> Ledger:
+        """An independent ledger in the same state, to try a continuation on."""
+        twin = Ledger.__new__(Ledger)
+        twin._lifetimes = self._lifetimes
+        twin._remaining = self._remaining.copy()
+        twin.live_bytes, twin.peak_bytes = self.live_bytes, self.peak_bytes
+        return twin
+
+
+def peak(program: Program, order: Sequence[str] | None = None) -> MemoryProfile:
+    """Memory of ``order`` (default: as written), in time linear in ops and the storages they touch."""
+    ledger = Ledger(Lifetimes(program))
+    base_bytes = ledger._lifetimes.base_bytes
+    names = program.order if order is None else order
+    live_bytes: list[int] = []
+    for name in names:
+        position = program.index[name]
+        live_bytes.append(ledger.live_bytes + ledger.allocates(position))
+        ledger.advance(position)
+    if not live_bytes:
+        return MemoryProfile(ledger.peak_bytes, "", base_bytes, ())
+    return MemoryProfile(ledger.peak_bytes, names[live_bytes.index(ledger.peak_bytes)], base_bytes, tuple(live_bytes))

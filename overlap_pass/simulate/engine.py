@@ -1,0 +1,300 @@
+"""The simulator: what a CUDA device makes of one order of ops.
+
+The lanes and their rules:
+
+- **CPU**: issues the ops in order; each takes its ``launch_us``. It never waits for the device.
+- **compute**: runs what was issued to it in order, one op at a time. A wait in it lets nothing past until its
+  collective has ended.
+- **one per communicator**: runs its collectives in the order issued, one at a time. A collective may start once
+  everything issued to the compute lane before it has finished (the event recorded at its launch).
+
+Lanes that run at the same time slow each other down by :class:`~overlap_pass.cost.contention.Contention`: each item
+makes progress at 1/factor, and factors change only when something starts or ends. Between two such events all ends are
+known, so the simulation goes from event to event: time linear in ops times lanes.
+
+    CPU      |a|L|b|w|c
+    compute    aaa bbbbb·····ccc        · the wait w blocks the lane
+    g0             LLLLLLLLLL           L starts when a is done
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.errors import IllegalSchedule
+from overlap_pass.graph.program import OpKind, OpNode, Program
+from overlap_pass.timeline.spans import Span, SpanKind, Timeline
+from overlap_pass.units import us_to_ns
+
+__all__ = ["Simulation", "simulate"]
+
+LaunchAfter = Literal["issue", "data"]
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What one order takes. ``step_us = compute_us + exposed_us + idle_us``.
+
+    Attributes:
+        timeline: the spans of all lanes but the CPU; nothing for ops that take no time on the device.
+        step_us: from the first issue to the last end.
+        compute_us: time while the compute lane runs an op, contention included.
+        communication_us: time while any collective runs, contention included.
+        exposed_us: time while a collective and no compute runs.
+        cpu_us: when the CPU has issued everything.
+        blocked_us: launch → how long its waits held the compute lane.
+    """
+
+    timeline: Timeline
+    step_us: float
+    compute_us: float
+    communication_us: float
+    exposed_us: float
+    cpu_us: float
+    blocked_us: Mapping[str, float]
+
+    @property
+    def idle_us(self) -> float:
+        """Time while neither compute nor a collective runs: the CPU was late."""
+        return self.step_us - self.compute_us - self.exposed_us
+
+
+def simulate(
+    program: Program,
+    costs: CostTable,
+    order: Sequence[str] | None = None,
+    *,
+    label: str = "",
+    launch_after: LaunchAfter = "issue",
+) -> Simulation:
+    """Run ``order`` (default: as written) through the lanes.
+
+    Args:
+        program: the graph.
+        costs: prices and contention.
+        order: op names, each once.
+        label: the timeline's name.
+        launch_after: ``"issue"`` for CUDA's rule above; ``"data"`` lets a collective start as soon as its inputs
+            exist, as an idealised runtime could.
+
+    Raises:
+        IllegalSchedule: a wait comes before its launch.
+    """
+    queues = _issue(program, costs, program.order if order is None else order, launch_after)
+    device = _Device(queues, costs)
+    device.run()
+    return _summary(queues, device, label)
+
+
+@dataclass(slots=True)
+class _Item:
+    """One entry in a lane's queue."""
+
+    op: OpNode
+    length_us: float
+    issued_us: float
+    gate: int = 0
+    """Collectives: how many entries of the compute queue must have finished first."""
+    launch: _Item | None = None
+    """Waits: the collective waited for."""
+    start_us: float = math.inf
+    end_us: float = math.inf
+    blocked_us: float = 0.0
+    """Collectives: how long waits for it held the compute lane."""
+
+
+@dataclass(slots=True)
+class _Queues:
+    """What the CPU hands to the device, lane by lane."""
+
+    compute: list[_Item] = field(default_factory=list)
+    groups: dict[str, list[_Item]] = field(default_factory=dict)
+    cpu_us: float = 0.0
+
+
+def _issue(program: Program, costs: CostTable, order: Sequence[str], launch_after: LaunchAfter) -> _Queues:
+    queues = _Queues()
+    launched: dict[str, _Item] = {}
+    exists = _Existence(program)
+    for name in order:
+        op = program.op(name)
+        queues.cpu_us += costs.launch_us.get(name, 0.0)
+        item = _Item(op, costs.duration_us.get(name, 0.0), queues.cpu_us)
+        if op.kind is OpKind.LAUNCH and op.collective is not None:
+            item.gate = len(queues.compute) if launch_after == "issue" else exists.gate(op)
+            queues.groups.setdefault(op.collective.group, []).append(item)
+            launched[name] = item
+        elif op.kind is OpKind.WAIT and op.launch is not None:
+            if op.launch not in launched:
+                raise IllegalSchedule(f"wait {name!r} comes before its launch {op.launch!r}: launch it first")
+            item.launch, item.length_us = launched[op.launch], 0.0
+            queues.compute.append(item)
+        elif op.kind is OpKind.COMPUTE and item.length_us > 0:
+            queues.compute.append(item)
+        if launch_after == "data":
+            exists.note(op, len(queues.compute))
+    return queues
+
+
+class _Existence:
+    """For ``launch_after="data"``: after how many entries of the compute queue each result exists."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._results: dict[str, int] = {}
+        self._writes: dict[int, int] = {}
+
+    def gate(self, op: OpNode) -> int:
+        storages = [storage for name in op.inputs for storage in self._program.op(name).storages]
+        written = max((self._writes.get(storage, 0) for storage in storages), default=0)
+        return max(written, max((self._results.get(name, 0) for name in op.inputs), default=0))
+
+    def note(self, op: OpNode, issued: int) -> None:
+        on_lane = op.kind in (OpKind.COMPUTE, OpKind.WAIT)
+        self._results[op.name] = issued if on_lane else self.gate(op)
+        for storage in op.writes:
+            self._writes[storage] = issued
+
+
+class _Device:
+    """The lanes while they run; ``now`` goes from event to event."""
+
+    def __init__(self, queues: _Queues, costs: CostTable) -> None:
+        self._compute = queues.compute
+        self._lanes = [_Lane(items, costs.wires.get(group, "")) for group, items in queues.groups.items()]
+        self._contention = costs.contention
+        self._finished = 0
+        self._running: _Item | None = None
+        self._blocked_since = math.inf
+        self._compute_factor = 1.0
+        self.now = 0.0
+        self.compute_us = self.communication_us = self.exposed_us = 0.0
+
+    def run(self) -> None:
+        while True:
+            wake_us = min(self._start_compute(), self._start_collectives())
+            self._set_factors()
+            event_us = min(wake_us, self._next_end())
+            if event_us == math.inf:
+                return
+            self._account(event_us - self.now)
+            self.now = event_us
+            self._finish()
+
+    def _start_compute(self) -> float:
+        """Start the next compute op, past waits that are over; returns when to look again if the CPU is late."""
+        compute, now = self._compute, self.now
+        while self._running is None and self._finished < len(compute):
+            item = compute[self._finished]
+            if item.issued_us > now:
+                return item.issued_us
+            if item.launch is None:
+                item.start_us, item.end_us = now, now + item.length_us * self._compute_factor
+                self._running = item
+            elif item.launch.end_us <= now:
+                item.launch.blocked_us += max(0.0, now - self._blocked_since)
+                self._blocked_since = math.inf
+                self._finished += 1
+            else:
+                self._blocked_since = min(self._blocked_since, now)
+                break
+        return math.inf
+
+    def _start_collectives(self) -> float:
+        """Start on each free communicator what may start; returns when to look again if the CPU is late."""
+        wake_us = math.inf
+        for lane in self._lanes:
+            if lane.running is not None or lane.head == len(lane.items):
+                continue
+            item = lane.items[lane.head]
+            if item.gate > self._finished:
+                continue
+            if item.issued_us > self.now:
+                wake_us = min(wake_us, item.issued_us)
+                continue
+            item.start_us, item.end_us = self.now, self.now + item.length_us * lane.factor
+            lane.running = item
+        return wake_us
+
+    def _set_factors(self) -> None:
+        """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
+        active = [lane for lane in self._lanes if lane.running is not None]
+        contention, running = self._contention, self._running
+        factor = contention.compute_beside_communication if active else 1.0
+        if running is not None and factor != self._compute_factor:
+            running.end_us = self.now + (running.end_us - self.now) * (factor / self._compute_factor)
+        self._compute_factor = factor
+        beside_compute = 1.0 if running is None else contention.communication_beside_compute
+        for lane in active:
+            sharing = sum(other.wire == lane.wire for other in active) - 1
+            factor = beside_compute * (1.0 + sharing * (contention.communication_beside_communication - 1.0))
+            if factor != lane.factor and lane.running is not None:
+                lane.running.end_us = self.now + (lane.running.end_us - self.now) * (factor / lane.factor)
+                lane.factor = factor
+
+    def _next_end(self) -> float:
+        end_us = math.inf if self._running is None else self._running.end_us
+        for lane in self._lanes:
+            if lane.running is not None and lane.running.end_us < end_us:
+                end_us = lane.running.end_us
+        return end_us
+
+    def _account(self, passed_us: float) -> None:
+        communicating = any(lane.running is not None for lane in self._lanes)
+        if communicating:
+            self.communication_us += passed_us
+        if self._running is not None:
+            self.compute_us += passed_us
+        elif communicating:
+            self.exposed_us += passed_us
+
+    def _finish(self) -> None:
+        if self._running is not None and self._running.end_us <= self.now:
+            self._running = None
+            self._finished += 1
+        for lane in self._lanes:
+            if lane.running is not None and lane.running.end_us <= self.now:
+                lane.running = None
+                lane.head += 1
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A communicator: its queue, how far it is, and its current slow-down."""
+
+    items: list[_Item]
+    wire: str
+    head: int = 0
+    running: _Item | None = None
+    factor: float = 1.0
+
+
+def _summary(queues: _Queues, device: _Device, label: str) -> Simulation:
+    step_us = max(device.now, queues.cpu_us)
+    spans = [_span(item, "compute", SpanKind.COMPUTE) for item in queues.compute if item.launch is None]
+    for group, items in queues.groups.items():
+        spans += [_span(item, group, SpanKind.COMMUNICATION) for item in items]
+    visible = sorted((s for s in spans if s.end_ns > s.start_ns), key=lambda s: (s.start_ns, s.lane, s.name))
+    return Simulation(
+        timeline=Timeline(label, us_to_ns(step_us), tuple(visible), predicted=True),
+        step_us=step_us,
+        compute_us=device.compute_us,
+        communication_us=device.communication_us,
+        exposed_us=device.exposed_us,
+        cpu_us=queues.cpu_us,
+        blocked_us={item.op.name: item.blocked_us for items in queues.groups.values() for item in items},
+    )
+
+
+def _span(item: _Item, lane: str, kind: SpanKind) -> Span:
+    start_ns, end_ns = us_to_ns(item.start_us), us_to_ns(item.end_us)
+    collective = item.op.collective
+    if collective is None:
+        return Span(item.op.name, kind, lane, start_ns, end_ns)
+    return Span(
+        item.op.name, kind, lane, start_ns, end_ns, collective.kind.value, collective.payload_bytes, collective.unit
+    )
