@@ -1,0 +1,121 @@
+"""One place decides what the user sees of an error, and which number the shell gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from overlap_pass.cli import main as frame
+from overlap_pass.errors import OptionError
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Runs a command whose body is the given function."""
+
+    def run_command(body, *flags: str) -> int:
+        def add_parser(subparsers):
+            subparsers.add_parser("probe").set_defaults(run=body)
+
+        monkeypatch.setattr(frame, "COMMANDS", (SimpleNamespace(add_parser=add_parser),))
+        return frame.main([*flags, "probe"] if "--debug" not in flags else ["probe", *flags])
+
+    return run_command
+
+
+def raises(error: BaseException):
+    def body(args):
+        raise error
+
+    return body
+
+
+def test_the_exit_code_is_what_the_command_returns(run):
+    assert run(lambda args: 0) == 0
+    assert run(lambda args: 1) == 1
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_2(run, capsys):
+    assert run(raises(OptionError("world=1 is too small:\n  at least 2"))) == 2
+    assert capsys.readouterr() == ("", "overlap-pass: error: world=1 is too small: at least 2\n")
+
+
+def test_an_unexpected_error_is_one_line_with_a_hint_and_exit_code_1(run, capsys):
+    assert run(raises(ZeroDivisionError("division by zero"))) == 1
+    assert capsys.readouterr().err == (
+        "overlap-pass: unexpected ZeroDivisionError: division by zero (run again with --debug for the traceback)\n"
+    )
+
+
+def test_debug_shows_the_traceback_and_then_the_same_line(run, capsys):
+    assert run(raises(OptionError("no")), "--debug") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "overlap-pass: error: no"
+
+
+def test_a_missing_module_points_to_doctor(run, capsys):
+    assert run(raises(ModuleNotFoundError("No module named 'torch'"))) == 2
+    assert "No module named 'torch'; `overlap-pass doctor`" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_quiet_and_130(run, capsys):
+    assert run(raises(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "overlap-pass: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND (see overlap-pass --help)"),
+        (["dem"], "invalid choice: 'dem'"),
+        (["demo", "--world", "many"], "argument --world: invalid int value: 'many' (see overlap-pass demo --help)"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        frame.main(arguments)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("overlap-pass: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_debug_is_accepted_before_and_behind_the_command():
+    parser = frame.build_parser()
+    assert parser.parse_args(["--debug", "doctor"]).debug
+    assert parser.parse_args(["doctor", "--debug"]).debug
+    assert not parser.parse_args(["doctor"]).debug
+
+
+def start(*arguments: str, **options) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "overlap_pass", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
+    )
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    process = start("doctor")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+def test_version_and_help_need_no_torch():
+    program = "import sys; sys.modules['torch'] = None; from overlap_pass.cli.main import main; main(sys.argv[1:])"  # no torch
+    for arguments, expected in ((["--version"], "overlap-pass 0.1.0\n"), (["--help"], "doctor")):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert expected in done.stdout
