@@ -54,13 +54,17 @@ def format_bytes(size_bytes: int) -> str:
     return f"{sign}{magnitude:.{digits}f} {unit}"
 
 
-def format_us(time_us: float) -> str:
+def format_us(time_us: float, *, like_us: float | None = None) -> str:
     """Microseconds below one millisecond, else milliseconds: ``83.2 ms``, ``45.0 µs``.
+
+    ``like_us`` chooses the unit in its place, so that figures that stand side by side share one.
 
     >>> format_us(83_200.0)
     '83.2 ms'
+    >>> format_us(700.0, like_us=83_200.0)
+    '0.7 ms'
     """
-    if abs(time_us) < 1000:
+    if abs(time_us if like_us is None else like_us) < 1000:
         return f"{time_us:.1f} µs"
     return f"{time_us / 1000:.1f} ms"
 
