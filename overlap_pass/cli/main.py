@@ -14,9 +14,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import NoReturn
 
+from overlap_pass import __version__
 from overlap_pass.cli import demo, doctor
 from overlap_pass.errors import OverlapPassError
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="overlap-pass",
         description="Overlap FSDP collectives with compute: see what it would give, prove it, use it.",
     )
-    parser.add_argument("--version", action="version", version=f"overlap-pass {version('overlap-pass')}")
+    parser.add_argument("--version", action="version", version=f"overlap-pass {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     for module in COMMANDS:
