@@ -1,0 +1,129 @@
+"""Turning a ``fully_shard`` model into one whose collectives stand in its graph, and back.
+
+FSDP2 gathers parameters in hooks that no compiler sees. The conversion exchanges these hooks for a property per
+parameter, which reads as the gathered tensor while the module computes. Parameters, their names, the state dict, the
+optimizer and checkpoints stay what they were: the ``nn.Parameter`` objects are not touched.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from overlap_pass.errors import ConversionError
+from overlap_pass.fsdp import compat
+from overlap_pass.fsdp.discover import has_live_units
+from overlap_pass.fsdp.gather import GatherSpec
+from overlap_pass.fsdp.inspection import UnitSpec, inspect
+from overlap_pass.fsdp.journal import Journal
+from overlap_pass.fsdp.module import GATHERS, UNIT, OverlapModule, Unit, converted_class
+
+__all__ = ["is_traceable", "make_traceable", "restore"]
+
+# Key in the ``__dict__`` of the module that make_traceable() was called on: how to go back.
+_CONVERSION = "_overlap_conversion"
+
+
+def is_traceable(model: nn.Module) -> bool:
+    """Whether all of the model's FSDP2 collectives would stand in its graph."""
+    return any(isinstance(module, OverlapModule) for module in model.modules()) and not has_live_units(model)
+
+
+def make_traceable(model: nn.Module) -> nn.Module:
+    """Convert a ``fully_shard`` model in place, so that its all-gathers and reduce-scatters stand in the FX graph.
+
+    Numbers, parameters, state dict, optimizer and checkpoints stay as they were. A model that is converted already is
+    returned as it is. :func:`restore` takes everything back.
+
+    Args:
+        model: a module with ``fully_shard`` modules inside, called between two steps.
+
+    Returns:
+        The same object.
+
+    Raises:
+        ConversionError: a part cannot be converted; the message names it and the reason. Nothing has been changed then.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConversionError(f"make_traceable() takes an nn.Module, not {type(model).__name__}")
+    if is_traceable(model):
+        return model
+    specs = inspect(model)
+    journal = Journal()
+    try:
+        _apply(specs, journal)
+        journal.set_entry(model.__dict__, _CONVERSION, (specs, journal))
+    except Exception as error:
+        journal.undo()
+        raise ConversionError(
+            f"conversion of {type(model).__name__} failed ({type(error).__name__}: {error}); the model is as it was"
+        ) from error
+    except BaseException:
+        journal.undo()
+        raise
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Give a converted model its FSDP2 hooks back, in place; a model that was not converted is returned as it is.
+
+    Parameters that were replaced meanwhile (``to_empty``, ``load_state_dict(assign=True)``) and what
+    ``set_reshard_after_forward`` has changed stay.
+    """
+    for module in list(model.modules()):
+        if (conversion := module.__dict__.get(_CONVERSION)) is not None:
+            _take_back(*conversion)
+    return model
+
+
+def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
+    gathers: dict[nn.Module, dict[str, tuple[Unit, GatherSpec]]] = {}
+    for spec in specs:
+        unit = _unit(spec)
+        for parameter in spec.parameters:
+            for module, name in parameter.view.owners:
+                gathers.setdefault(module, {})[name] = (unit, parameter.gather)
+        for group in spec.view.groups:
+            compat.reshard(group)
+        for module in spec.view.modules:
+            _exchange_hooks(module, spec, unit, journal)
+    for module, own in gathers.items():
+        journal.set_entry(module.__dict__, GATHERS, module.__dict__.get(GATHERS, {}) | own)
+    units = {module for spec in specs for module in spec.view.modules}
+    for module in {*units, *gathers}:
+        names = tuple(sorted(gathers.get(module, {})))
+        journal.set_class(module, converted_class(compat.original_class(module), names, unit=module in units))
+
+
+def _unit(spec: UnitSpec) -> Unit:
+    return Unit(
+        spec.fqn,
+        tuple(parameter.gather for parameter in spec.parameters),
+        reshard=spec.reshard,
+        input_dtype=spec.input_dtype,
+        output_dtype=spec.output_dtype,
+        device=spec.device,
+    )
+
+
+def _exchange_hooks(module: nn.Module, spec: UnitSpec, unit: Unit, journal: Journal) -> None:
+    before, after = compat.forward_hooks(spec.view.state, module)
+    # Under their ids the hooks keep their places among the user's own.
+    journal.set_entry(module._forward_pre_hooks, before, unit._pre_forward)
+    journal.set_entry(module._forward_hooks, after, unit._post_forward)
+    # Also when forward raises, or the unit would count as running for ever.
+    journal.set_entry(module._forward_hooks_always_called, after, True)
+    journal.set_entry(module.__dict__, UNIT, unit)
+    for managed in module.modules():
+        for mapping, key in list(compat.fsdp_marks(managed)):
+            journal.drop_entry(mapping, key)
+
+
+def _take_back(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
+    flags = [(spec, module.__dict__[UNIT].reshard) for spec in specs for module in spec.view.modules]
+    journal.undo()
+    for spec, flag in flags:
+        for parameter in spec.parameters:
+            compat.reset_parameter(parameter.view)
+        if flag != spec.reshard:
+            for module in spec.view.modules:
+                module.set_reshard_after_forward(flag, recurse=False)

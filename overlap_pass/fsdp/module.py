@@ -1,0 +1,271 @@
+"""What a converted module is: its parameters read as gathered tensors inside forward, as shards everywhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from overlap_pass.errors import ConversionError
+from overlap_pass.fsdp.compat import backward_running
+from overlap_pass.fsdp.gather import GatherSpec, gather
+from overlap_pass.units import format_bytes
+
+__all__ = ["GATHERS", "OverlapModule", "UNIT", "Unit", "converted_class"]
+
+# Keys in the ``__dict__`` of converted modules: parameter name -> (unit, spec), and the module's own unit.
+GATHERS = "_overlap_gathers"
+UNIT = "_overlap_unit"
+
+
+class Unit:
+    """The run-time state of one ``fully_shard`` call.
+
+    Attributes:
+        fqn: qualified name of its module, ``""`` for the root.
+        reshard: whether graphs gather again in backward (ZeRO-3).
+        depth: how many forwards of its modules are running outside compiled graphs.
+    """
+
+    __slots__ = ("__weakref__", "depth", "device", "fqn", "input_dtype", "output_dtype", "reshard", "specs")
+
+    def __init__(
+        self,
+        fqn: str,
+        specs: tuple[GatherSpec, ...],
+        *,
+        reshard: bool,
+        input_dtype: torch.dtype | None,
+        output_dtype: torch.dtype | None,
+        device: torch.device | None,
+    ) -> None:
+        self.fqn = fqn
+        self.specs = specs
+        self.reshard = reshard
+        self.input_dtype = input_dtype
+        self.output_dtype = output_dtype
+        self.device = device
+        self.depth = 0
+
+    # The names of FSDP2's state: what register_fsdp_forward_method() has put on a module calls them.
+
+    def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        # Inside a graph nothing may be counted: Dynamo refuses side effects under activation checkpointing, and
+        # is_compiling() already says what the count would.
+        if not torch.compiler.is_compiling():
+            self.depth += 1
+        if self.device is not None or self.input_dtype is not None:
+            args, kwargs = _map_tensors(self._admit, args), _map_tensors(self._admit, kwargs)
+        return args, kwargs
+
+    def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self.depth = max(0, self.depth - 1)
+        return output if self.output_dtype is None else _map_tensors(self._emit, output)
+
+    def _admit(self, tensor: Tensor) -> Tensor:
+        if self.device is not None and tensor.device != self.device:
+            tensor = tensor.to(self.device)
+        return _cast_floating(tensor, self.input_dtype)
+
+    def _emit(self, tensor: Tensor) -> Tensor:
+        return _cast_floating(tensor, self.output_dtype)
+
+    def running(self) -> bool:
+        """Whether parameters read now are meant for computing: in a graph, in forward, or recomputed in backward."""
+        return torch.compiler.is_compiling() or self.depth > 0 or backward_running()
+
+
+class OverlapModule:
+    """Stands where ``FSDPModule`` stood among the bases of a converted module, with the same methods.
+
+    What a method asked FSDP2's hooks to do at run time is now decided when the graph is scheduled, so most do nothing.
+    What would change the numbers or the communication behind the schedule's back is refused.
+    """
+
+    __dict__: dict[str, Any]
+
+    # -- decided by the schedule: nothing to do
+
+    def unshard(self, async_op: bool = False) -> _Done | None:
+        """Does nothing: the graph gathers."""
+        return _Done() if async_op else None
+
+    def reshard(self) -> None:
+        """Does nothing: gathered parameters do not outlive the graph."""
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Does nothing: each backward waits for its own reductions."""
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Does nothing: gathered parameters do not outlive the graph."""
+
+    def set_modules_to_forward_prefetch(self, modules: list[nn.Module]) -> None:
+        """Does nothing: the schedule prefetches."""
+
+    def set_modules_to_backward_prefetch(self, modules: list[nn.Module]) -> None:
+        """Does nothing: the schedule prefetches."""
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Does nothing: the backward graph gathers what it reads and no more."""
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Does nothing: gathers follow the optimizer on the current stream."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """Does nothing: the schedule bounds what is in flight by the memory budget."""
+
+    def reset_iter_state(self) -> None:
+        """Forget forwards that an exception has cut short."""
+        for unit in _units(self, recurse=True):
+            unit.depth = 0
+
+    # -- kept, in the graph's terms
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether graphs compiled from now on gather again in backward; a compiled model is compiled again."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward is True or False after conversion, not {reshard_after_forward!r}")
+        for unit in _units(self, recurse=recurse):
+            unit.reshard = reshard_after_forward
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """``False`` warns once: gradients are reduced in every backward, and add up in their shards."""
+        if not requires_gradient_sync:
+            _warn_always_reduced("set_requires_gradient_sync")
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """``False`` warns once: gradients are reduced in every backward, and add up in their shards."""
+        if not requires_all_reduce:
+            _warn_always_reduced("set_requires_all_reduce")
+
+    # -- part of the graph: to be said before the conversion
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        self._refuse("set_gradient_divide_factor")
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        self._refuse("set_reduce_scatter_divide_factor")
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        self._refuse("set_force_sum_reduction_for_comms")
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        self._refuse("set_separate_reduce_scatter_group")
+
+    def _refuse(self, method: str) -> None:
+        raise ConversionError(
+            f"{method}() on {self.__dict__[UNIT].fqn or 'the root'} comes too late: call overlap_pass.restore(model), "
+            f"then {method}(), then overlap_pass.make_traceable(model)"
+        )
+
+    # -- what Python and FSDP2's helpers ask of the module
+
+    def _get_fsdp_state(self) -> Unit:
+        return self.__dict__[UNIT]
+
+    def extra_repr(self) -> str:
+        unit: Unit = self.__dict__[UNIT]
+        before = super().extra_repr()  # type: ignore[misc]
+        return "\n".join(line for line in (before, _describe(unit)) if line)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise ConversionError(
+            f"{type(self).__name__} cannot be deep-copied, as under FSDP2: copy its state_dict(), or copy before fully_shard()"
+        )
+
+
+class _Done:
+    """The handle of an unshard that the graph will do."""
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+@functools.cache
+def converted_class(original: type[nn.Module], names: tuple[str, ...], *, unit: bool) -> type[nn.Module]:
+    """The class of converted modules that were ``original`` and hold the sharded parameters ``names``.
+
+    Cached, and free of anything that belongs to one module, so that equal modules share a class and with it Dynamo's
+    guards. A module that only holds parameters keeps its class name: code that looks at names goes on working.
+    """
+    members: dict[str, Any] = {name: property(_reader(name)) for name in names}
+    members |= {"__module__": original.__module__, "__doc__": original.__doc__}
+    if not unit:
+        return type(original.__name__, (original,), {**members, "__qualname__": original.__qualname__})
+    return type(f"Overlap{original.__name__}", (OverlapModule, original), members)
+
+
+def _reader(name: str) -> Callable[[nn.Module], Tensor]:
+    def read(module: nn.Module) -> Tensor:
+        parameters = module._parameters
+        if name not in parameters:
+            raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
+        parameter = parameters[name]
+        unit, spec = getattr(module, GATHERS)[name]
+        if parameter is None or not unit.running():
+            return parameter
+        return gather(parameter, spec, reshard=unit.reshard)
+
+    return read
+
+
+def _units(module: Any, *, recurse: bool) -> list[Unit]:
+    modules = module.modules() if recurse else (module,)
+    return [found.__dict__[UNIT] for found in modules if UNIT in found.__dict__]
+
+
+@functools.cache
+def _warn_always_reduced(method: str) -> None:
+    warnings.warn(
+        f"{method}(False) changes nothing on a model made traceable by overlap_pass: every backward reduces its gradients "
+        "and adds them to the shards. The sum is the same up to rounding.",
+        stacklevel=3,
+    )
+
+
+def _describe(unit: Unit) -> str:
+    if not unit.specs:
+        return "overlap_pass: no parameters of its own"
+    first = unit.specs[0]
+    total = format_bytes(sum(spec.gathered_bytes for spec in unit.specs))
+    dtypes = "/".join(sorted({str(spec.gather_dtype).removeprefix("torch.") for spec in unit.specs}))
+    replicas = "" if first.replicate_group is None else f", reduced over group {first.replicate_group} too"
+    kept = "gathered again in backward" if unit.reshard else "kept for backward"
+    return (
+        f"overlap_pass: {len(unit.specs)} parameters, {total} gathered as {dtypes} over {first.shard_ranks} ranks"
+        f"{replicas}, {kept}"
+    )
+
+
+def _cast_floating(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None or tensor.dtype == dtype or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(dtype)
+
+
+def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply to every tensor inside containers, with the same idea of a container as FSDP2; anything else stays."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, PackedSequence):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: _map_tensors(function, getattr(value, name)) for name in fields})
+    if isinstance(value, OrderedDict):
+        return type(value)((key, _map_tensors(function, item)) for key, item in value.items())
+    if isinstance(value, dict):
+        return {key: _map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*[_map_tensors(function, item) for item in value])
+    if isinstance(value, (list, tuple, set)):
+        return type(value)([_map_tensors(function, item) for item in value])
+    return value
