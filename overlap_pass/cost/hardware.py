@@ -106,7 +106,9 @@ class Hardware:
 
 def hardware_names() -> tuple[str, ...]:
     """Names that come with the package, sorted."""
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in _data().iterdir() if entry.name.endswith(".toml")))
+    return tuple(
+        sorted(entry.name.removesuffix(".toml") for entry in _data().iterdir() if entry.name.endswith(".toml"))
+    )
 
 
 def load_hardware(spec: str | Path) -> Hardware:
@@ -161,7 +163,9 @@ def _fields(cls: type[Any], table: Mapping[str, Any], file: str, prefix: str) ->
             raise HardwareError(f"hardware file {file!r} lacks the key {prefix + name!r}")
     for name in table:
         if name not in names:
-            raise HardwareError(f"hardware file {file!r} has the unknown key {prefix + name!r}; known: {', '.join(names)}")
+            raise HardwareError(
+                f"hardware file {file!r} has the unknown key {prefix + name!r}; known: {', '.join(names)}"
+            )
     return {name: _value(name, table[name], file, prefix) for name in names}
 
 
@@ -176,7 +180,9 @@ def _value(name: str, value: Any, file: str, prefix: str) -> Any:
             raise HardwareError(f"{where}: {value!r} is no table")
         inner = f"{prefix}{name}."
         if name == "peak_tflops":
-            return {key: _number(key, peak, f"hardware file {file!r}, key {inner + key!r}") for key, peak in value.items()}
+            return {
+                key: _number(key, peak, f"hardware file {file!r}, key {inner + key!r}") for key, peak in value.items()
+            }
         return _TABLES[name](**_fields(_TABLES[name], value, file, inner))
     return _number(name, value, where)
 
