@@ -13,13 +13,13 @@ from compile_backends.identity import capture_digest, source_digest
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
-from overlap_pass.graph.program import Phase
-from overlap_pass.graph.read import read_program
+from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, make_plan
-from overlap_pass.profiling.environment import detect_hardware, is_first_rank
+from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.recompute import tag_gathers
 from overlap_pass.rewrite.reorder import reorder
+from overlap_pass.spec import spec
 
 __all__ = ["Compilation"]
 
@@ -44,7 +44,7 @@ class Compilation:
 
     @classmethod
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
-        hardware = detect_hardware(config.hardware)
+        hardware = config.hardware_for(device_name())
         identity = f"{source_digest()}-{config.digest}-{hardware.name}-{capture_digest(gm)}"
         return cls(config, hardware, identity)
 
@@ -54,18 +54,18 @@ class Compilation:
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
-        phase = _phase(graph)
+        phase = phase_of(graph)
         program = read_program(graph, phase, name=phase.value)
         if not program.launches:
             return
-        plan = make_plan(program, self.hardware, self.config.parsed_strategy, self.config.parsed_budget)
+        plan = make_plan(program, self.hardware, self.config.strategy, self.config.memory_budget)
         reorder(graph, plan.schedule.order)
         self.plans.append(plan)
         _log.info(plan.summary())
         for note in plan.notes:
             _log.info("%s: %s", plan.program.name, note)
         if self.config.report is not None and is_first_rank():
-            self._report(Path(self.config.report))
+            self._report(self.config.report)
 
     def _report(self, path: Path) -> None:
         try:
@@ -74,10 +74,5 @@ class Compilation:
             raise PlanError(f"report={str(path)!r} cannot be written: {error.strerror or error}") from error
 
     def _setting(self) -> tuple[tuple[str, str], ...]:
-        return (("torch", torch.__version__), ("strategy", self.config.strategy), ("hardware", self.hardware.name))
+        return (("torch", torch.__version__), ("strategy", spec(self.config.strategy)), ("hardware", self.hardware.name))
 
-
-def _phase(graph: fx.Graph) -> Phase:
-    """AOTAutograd names the incoming gradients of a backward graph ``tangents…``; no other graph has them."""
-    inputs = graph.find_nodes(op="placeholder")
-    return Phase.BACKWARD if any("tangents" in node.name for node in inputs) else Phase.FORWARD

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx as fx
-from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 
 from compile_backends.compilation import Compilation
+from overlap_pass.rewrite.partition import partition
 
 __all__ = ["lower"]
 
@@ -19,15 +19,8 @@ def lower(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     compilation: Compilation,
-    *,
-    decompositions: dict[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
     """Trace a Dynamo graph with AOTAutograd and run forward and backward as FX code in the planned order."""
-
-    def partition(joint: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        compilation.prepare_joint(joint.graph)
-        # The default partitioner would save permuted copies of gathered parameters in spite of their tags.
-        return min_cut_rematerialization_partition(joint, joint_inputs, **options)
 
     def compile_graph(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         compilation.schedule(graph_module.graph)
@@ -42,10 +35,5 @@ def lower(
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    compiler = aot_autograd(
-        fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
-        partition_fn=partition,
-        decompositions=decompositions,
-    )
+    compiler = aot_autograd(fw_compiler=compile_graph, bw_compiler=compile_graph, partition_fn=partition)
     return compiler(gm, example_inputs)  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ import torch.fx as fx
 
 from compile_backends import eager, inductor
 from compile_backends.compilation import Compilation
-from overlap_pass.config import Config
+from overlap_pass.config import Config, FsdpMode
 from overlap_pass.errors import OptionError, UncapturedCollectives
 from overlap_pass.fsdp import autoconvert, discover
 
@@ -63,7 +63,7 @@ def overlap_eager(
 
 def _refuse_live_fsdp(gm: fx.GraphModule, config: Config) -> None:
     """A graph cut out of a live FSDP2 module holds no collective: compiling it would be success on nothing."""
-    if config.fsdp == "off":
+    if config.fsdp is FsdpMode.OFF:
         return
     module = discover.live_fsdp_source(gm)
     if module is not None:

@@ -20,7 +20,7 @@ from overlap_pass.errors import GraphError
 from overlap_pass.graph import targets
 from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
 
-__all__ = ["ANNOTATION", "UNBACKED_SIZE", "read_program"]
+__all__ = ["ANNOTATION", "UNBACKED_SIZE", "phase_of", "read_program"]
 
 ANNOTATION = "overlap_pass"
 """Key in ``node.meta["custom"]`` under which the capture notes unit and parameter of a collective."""
@@ -47,6 +47,12 @@ def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph") -> Progr
         reader.read(node)
     ops = _assign_roles(reader.ops)
     return Program(name, phase, tuple(ops), tuple(reader.storages), {g: s for g, s in reader.group_sizes.values()})
+
+
+def phase_of(graph: fx.Graph) -> Phase:
+    """AOTAutograd names the incoming gradients of a backward graph ``tangents…``; no other graph has such inputs."""
+    inputs = graph.find_nodes(op="placeholder")
+    return Phase.BACKWARD if any("tangents" in node.name for node in inputs) else Phase.FORWARD
 
 
 class _Reader:

@@ -53,9 +53,13 @@ _COPY = frozenset(
     {"cat", "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "reshape", "split_with_sizes_copy", "stack"}
     | {"as_strided_copy", "slice_scatter", "select_scatter", "_unsafe_view_copy", "pad"}
 )
+_POINTWISE = frozenset(
+    {"_to_copy", "full", "full_like", "arange", "iota", "scalar_tensor", "zeros", "ones", "empty", "zeros_like", "tril"}
+)
 _INDEX = frozenset(
     {"embedding", "embedding_dense_backward", "gather", "scatter", "scatter_add", "index", "index_put", "index_select"}
-    | {"_unsafe_index", "_unsafe_index_put", "sort", "topk", "nonzero"}
+    | {"_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"}
+    | {"index_add", "scatter_reduce", "sort", "topk", "nonzero"}
 )
 
 
@@ -106,9 +110,7 @@ def category(target: object) -> Category:
         if name in names:
             return found
     if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.pointwise in target.tags or target.namespace == "prims" or name in ("_to_copy", "full", "arange", "iota"):
-            return Category.POINTWISE
-        if name.endswith(("_scalar", "zeros", "ones", "empty")):
+        if torch.Tag.pointwise in target.tags or target.namespace == "prims" or name in _POINTWISE:
             return Category.POINTWISE
     return Category.OTHER
 

@@ -1,0 +1,151 @@
+"""Plan a model for a cluster that is not there: fake process group, fake tensors, no GPU, no memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.fx as fx
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from overlap_pass.config import Config
+from overlap_pass.errors import CaptureError, OptionError
+from overlap_pass.fsdp.convert import make_traceable
+from overlap_pass.graph.program import Phase, Program
+from overlap_pass.graph.read import phase_of, read_program
+from overlap_pass.planning import make_plan
+from overlap_pass.profiling import llama
+from overlap_pass.report.comparison import Comparison
+from overlap_pass.report.from_plans import compare_plans
+from overlap_pass.rewrite.partition import partition
+from overlap_pass.spec import spec
+
+__all__ = ["fake_world", "plan_llama", "trace"]
+
+Report = Callable[[str], None]
+
+
+@contextlib.contextmanager
+def fake_world(ranks: int) -> Iterator[None]:
+    """A process group of ``ranks`` ranks of which only rank 0 exists and no collective moves anything.
+
+    Raises:
+        CaptureError: this process is in a process group already.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise CaptureError(
+            f"planning for {ranks} ranks needs a process outside any process group, and this one is rank "
+            f"{dist.get_rank()} of {dist.get_world_size()}: plan in a process of its own"
+        )
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def trace(model: nn.Module, inputs: Sequence[Any]) -> tuple[Program, ...]:
+    """Forward and backward program of ``model(*inputs)``, whose result must be a scalar loss.
+
+    The graphs are those that Inductor would start from: its decompositions, the min-cut partitioner, ZeRO-3 kept.
+
+    Raises:
+        CaptureError: the model does not trace into one graph.
+    """
+    programs: list[Program] = []
+
+    def collect(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        phase = phase_of(gm.graph)
+        program = read_program(gm.graph, phase, name=phase.value)
+        if program.launches:  # Dynamo may add a graph of its own that only hands values on
+            programs.append(program)
+        return _unboxed(gm)
+
+    backend = aot_autograd(
+        fw_compiler=collect, bw_compiler=collect, partition_fn=partition, decompositions=select_decomp_table()
+    )
+    torch._dynamo.reset()
+    try:
+        torch.compile(model, backend=backend, fullgraph=True)(*inputs).backward()
+    except torch._dynamo.exc.Unsupported as error:
+        raise CaptureError(f"{type(model).__name__} does not trace into one graph: {error}") from error
+    finally:
+        torch._dynamo.reset()
+    if [program.phase for program in programs] != [Phase.FORWARD, Phase.BACKWARD]:
+        found = ", ".join(program.name for program in programs) or "none"
+        raise CaptureError(f"{type(model).__name__}: expected a forward and a backward graph, got: {found}")
+    return tuple(programs)
+
+
+def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:
+    def run(arguments: list[Any]) -> Any:
+        return gm.forward(*arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def plan_llama(
+    preset: str,
+    *,
+    world_size: int,
+    tokens: int,
+    options: Mapping[str, Any] | None = None,
+    progress: Report = lambda _: None,
+) -> Comparison:
+    """Plan one training step (forward and backward) of a preset of ``profiling.llama`` with FSDP over all ranks.
+
+    Parameters are fp32 shards, computed with in bf16, gradients reduced in fp32.
+
+    Args:
+        tokens: tokens per rank and step, in sequences of at most 4096.
+        options: the backend's options (strategy, memory_budget, hardware).
+        progress: called with what is being done.
+
+    Raises:
+        OptionError: a preset, option or size is not accepted.
+        InfeasibleBudget: the budget is below what the step needs.
+    """
+    config, shape = Config.from_options(options), llama.preset(preset)
+    if world_size < 2:
+        raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
+    hardware = config.hardware_for(None)
+    with fake_world(world_size):
+        progress(f"tracing {preset} on {world_size} ranks, {tokens} tokens each")
+        programs = trace(*_sharded_llama(shape, world_size, tokens))
+    plans = []
+    for program in programs:
+        progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
+        plans.append(make_plan(program, hardware, config.strategy, config.memory_budget))
+    setting = (
+        ("model", f"{preset}, forward + backward"),
+        ("ranks", f"{world_size} × {hardware.name}"),
+        ("tokens per rank", str(tokens)),
+        ("precision", "bf16 parameters in compute, fp32 shards and reduction"),
+        ("strategy", spec(config.strategy)),
+        ("memory budget", config.memory_budget.spec),
+        ("torch", torch.__version__),
+    )
+    return compare_plans(plans, title=f"{preset} on {world_size} × {hardware.name}", setting=setting)
+
+
+def _sharded_llama(
+    shape: llama.LlamaConfig, world_size: int, tokens: int, sequence_tokens: int = 4096
+) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    mesh = init_device_mesh("cpu", (world_size,))
+    length = min(tokens, sequence_tokens)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):  # constants that decompositions lift into the graph are real
+        model = llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=policy)
+        batch = torch.zeros((max(tokens // length, 1), length), dtype=torch.long)
+        return make_traceable(model), (batch, batch)

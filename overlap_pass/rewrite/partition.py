@@ -1,0 +1,22 @@
+"""Joint graph → forward and backward graph, with ZeRO-3 kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx as fx
+from functorch.compile import min_cut_rematerialization_partition
+
+from overlap_pass.rewrite.recompute import tag_gathers
+
+__all__ = ["partition"]
+
+
+def partition(joint: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """A ``partition_fn`` for AOTAutograd.
+
+    Always the min-cut partitioner: the default one would save permuted copies of gathered parameters in spite of
+    their tags.
+    """
+    tag_gathers(joint.graph)
+    return min_cut_rematerialization_partition(joint, joint_inputs, **options)  # type: ignore[no-any-return]
