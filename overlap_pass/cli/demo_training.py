@@ -7,13 +7,14 @@ own shards of every gradient after every step, so nothing but counts and losses 
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.queues import SimpleQueue
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,15 +78,14 @@ def compare_training(show: Callable[[str], None]) -> TrainingReport:
     news: SimpleQueue[Any] = mp.get_context("spawn").SimpleQueue()
     deadline = time.monotonic() + LIMIT_S
     with tempfile.TemporaryDirectory(prefix="overlap-pass-demo-") as folder:
-        context = mp.spawn(_rank, (str(Path(folder) / "store"), news), nprocs=RANKS, join=False)
+        context = mp.spawn(_rank, (folder, news), nprocs=RANKS, join=False)
         try:
-            report = _follow(context, news, show, deadline)
+            return _follow(context, news, show, deadline)
         finally:
             for process in context.processes:
                 if process.is_alive():
                     process.kill()
                 process.join()
-    return report
 
 
 def _follow(context: Any, news: SimpleQueue[Any], show: Callable[[str], None], deadline: float) -> TrainingReport:
@@ -98,11 +98,9 @@ def _follow(context: Any, news: SimpleQueue[Any], show: Callable[[str], None], d
         try:
             ended = context.join(timeout=0.2)
         except mp.ProcessRaisedException as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise CaptureError(f"rank {error.error_index} of the demo's training failed: {reason}") from error
+            raise CaptureError(f"rank {error.error_index} of the demo's training: {_last_line(error)}") from error
         except mp.ProcessExitedException as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise CaptureError(f"rank {error.error_index} of the demo's training died: {reason}") from error
+            raise CaptureError(f"rank {error.error_index} of the demo's training died: {_last_line(error)}") from error
         while not news.empty():
             message = news.get()
             if isinstance(message, TrainingReport):
@@ -114,12 +112,18 @@ def _follow(context: Any, news: SimpleQueue[Any], show: Callable[[str], None], d
     return report
 
 
-def _rank(rank: int, store: str, news: SimpleQueue[Any]) -> None:
+def _last_line(error: Exception) -> str:
+    """The error itself, behind the traceback that came with it from another process."""
+    return str(error).strip().splitlines()[-1]
+
+
+def _rank(rank: int, folder: str, news: SimpleQueue[Any]) -> None:
     """What each process runs; rank 0 reports."""
+    _silence()
     torch.set_num_threads(1)
     tell = news.put if rank == 0 else _nobody
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=LIMIT_S)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS, timeout=timedelta(seconds=LIMIT_S)
     )
     try:
         eager = _train(None, rank, lambda step: tell(f"training, eager FSDP2: step {step} of {STEPS}"))
@@ -128,6 +132,13 @@ def _rank(rank: int, store: str, news: SimpleQueue[Any]) -> None:
         tell(TrainingReport(eager.losses, overlap.losses, compared, differing))
     finally:
         dist.destroy_process_group()
+
+
+def _silence() -> None:
+    """Gloo greets on stdout, where only the results belong; errors travel to the parent as exceptions."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
 
 
 def _nobody(message: object) -> None:
