@@ -1,0 +1,137 @@
+"""``overlap-pass verify``: before and after on the GPUs at hand, under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_pass.errors import EnvironmentRefused, OptionError
+
+if TYPE_CHECKING:
+    from overlap_pass.report.verification import Verification
+
+__all__ = ["add_parser", "run"]
+
+_OPTIONS = ("strategy", "memory_budget", "hardware")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "verify",
+        help="measure a step before and after on your GPUs (under torchrun)",
+        description=(
+            "Run the same training step under several systems in alternating blocks and compare step time, exposed "
+            "communication, memory and numbers. Start it with: torchrun --nproc-per-node N -m overlap_pass verify "
+            "train.py:make_step"
+        ),
+    )
+    parser.add_argument("target", help="file.py:function that returns (model, step, data)")
+    parser.add_argument(
+        "--against",
+        default="as-written,fsdp2,fsdp2-compile",
+        help="systems to compare with: as-written, fsdp2, fsdp2-compile, torch-overlap (%(default)s)",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument for the function")
+    parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
+    parser.add_argument("--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
+    parser.add_argument("--hardware", help="hardware name or TOML file that costs are taken from")
+    parser.add_argument("--rounds", type=int, default=4, help="alternating blocks (%(default)s)")
+    parser.add_argument("--steps", type=int, default=6, help="steps in a block (%(default)s)")
+    parser.add_argument("--profiled", type=int, default=4, help="profiled steps of each system, 0 for none (%(default)s)")
+    parser.add_argument("--output", type=Path, help="page (.html) with the timelines of baseline and schedule")
+    parser.add_argument("--record", type=Path, help="JSON file for all figures")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from overlap_pass.profiling.variants import baselines
+    from overlap_pass.profiling.verify import Effort, verify
+    from overlap_pass.profiling.workload import load_make_step
+
+    against = baselines(args.against)
+    make_step = load_make_step(args.target, _arguments(args.set))
+    for name, least in (("rounds", 2), ("steps", 1), ("profiled", 0)):
+        if getattr(args, name) < least:
+            raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
+    with _ranks() as first:
+        verification = verify(
+            make_step,
+            against=against,
+            options={name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None},
+            effort=Effort(rounds=args.rounds, steps=args.steps, profiled=args.profiled),
+            title=" ".join([args.target, *args.set]),
+            progress=_say if first else lambda _: None,
+        )
+        if first:
+            _write(verification, args)
+    return 1 if verification.scheduled.wrong else 0
+
+
+def _arguments(pairs: list[str]) -> dict[str, Any]:
+    """``--set`` pairs; a value that reads as JSON (number, true, "text") is that, else the text itself."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise OptionError(f"--set {pair!r} is no NAME=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
+
+
+@contextlib.contextmanager
+def _ranks() -> Iterator[bool]:
+    """The process group that torchrun set this process up for; yields whether this is rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    if not torch.cuda.is_available():
+        raise EnvironmentRefused(
+            "verify measures on GPUs and this process sees no CUDA device; 'overlap-pass demo' plans without one"
+        )
+    if "RANK" not in os.environ:
+        raise EnvironmentRefused(
+            "verify runs on every rank: start it with torchrun --nproc-per-node N -m overlap_pass verify …"
+        )
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
+
+
+def _say(what: str) -> None:
+    print(f"verify: {what}", file=sys.stderr, flush=True)
+
+
+def _write(verification: Verification, args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from overlap_pass.report import html, verification_text
+
+    stamped = replace(
+        verification,
+        setting=(
+            *verification.setting,
+            ("command", shlex.join(["overlap-pass", *sys.argv[1:]])),
+            ("date", datetime.date.today().isoformat()),
+        ),
+    )
+    if args.record is not None:
+        args.record.write_text(json.dumps(stamped.to_json(), indent=1) + "\n", encoding="utf-8")
+    if args.output is not None:
+        args.output.write_text(html.render(stamped.comparison()), encoding="utf-8")
+    print(json.dumps(stamped.to_json(), indent=1) if args.json else verification_text.render(stamped), flush=True)

@@ -1,0 +1,68 @@
+"""Losses and gradients of a step, kept for comparison, and how well two systems agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from overlap_pass.profiling.workload import Workload
+from overlap_pass.report.verification import Agreement
+
+__all__ = ["Numbers", "agreement", "numbers"]
+
+_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Losses of the first steps, and this rank's gradient shards of the last of them, on the CPU."""
+
+    losses: tuple[torch.Tensor, ...]
+    gradients: dict[str, torch.Tensor]
+
+
+def numbers(workload: Workload) -> Numbers:
+    """Run the first steps of a fresh workload and keep what they return."""
+    losses = tuple(workload().detach().float().cpu() for _ in range(_STEPS))
+    gradients = {
+        _plain_name(name): _local(parameter.grad).detach().cpu()
+        for name, parameter in workload.model.named_parameters()
+        if parameter.grad is not None
+    }
+    return Numbers(losses, gradients)
+
+
+def agreement(reference: str, expected: Numbers, found: Numbers) -> Agreement:
+    """Compare two systems on this rank."""
+    names = sorted(expected.gradients.keys() | found.gradients.keys())
+    errors = {name: _relative(expected.gradients.get(name), found.gradients.get(name)) for name in names}
+    missing = next((name for name, error in errors.items() if error is None), None)
+    where = missing or max(errors, key=lambda name: errors[name] or 0.0, default="")
+    return Agreement(
+        reference=reference,
+        losses_equal=all(torch.equal(a, b) for a, b in zip(expected.losses, found.losses, strict=True)),
+        gradients=len(names),
+        gradients_equal=sum(error == 0.0 for error in errors.values()),
+        worst_relative=errors.get(where, 0.0),
+        worst_parameter=where,
+    )
+
+
+def _relative(expected: torch.Tensor | None, found: torch.Tensor | None) -> float | None:
+    """``‖found − expected‖ / ‖expected‖``; ``None`` where one of them is missing."""
+    if expected is None or found is None or expected.shape != found.shape:
+        return None
+    if torch.equal(expected, found):
+        return 0.0
+    wide = expected.double()
+    return float((found.double() - wide).norm() / wide.norm().clamp_min(1e-300))
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("_orig_mod.", "")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

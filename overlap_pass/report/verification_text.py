@@ -1,0 +1,69 @@
+"""A verification for the terminal: the verdict, one row for each system, numbers, what the trace says."""
+
+from __future__ import annotations
+
+import io
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from overlap_pass.report.verification import Measured, Verification
+from overlap_pass.units import format_bytes, format_us, ns_to_us
+
+__all__ = ["render"]
+
+_NONE = "–"
+
+
+def render(verification: Verification, *, width: int = 120, colour: bool = False) -> str:
+    """The measured systems as text, ending in a newline."""
+    output = io.StringIO()
+    console = Console(
+        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
+    )
+    console.print(Text(verification.title, style="bold"))
+    console.print(Text(verification.verdict))
+    console.print(_table(verification))
+    for name, value in verification.setting:
+        console.print(Text(f"{name}: {value}", style="dim"))
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+
+
+def _table(verification: Verification) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("system", no_wrap=True)
+    for heading in ("step", "quartiles", "compute", "exposed", "idle", "peak", "reserved", "numbers"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for system in verification.systems:
+        style = "bold" if system is verification.scheduled else ""
+        table.add_row(*_cells(system), style=style)
+    return table
+
+
+def _cells(system: Measured) -> list[str]:
+    low_us, high_us = system.quartiles_us
+    stats = system.side.stats if system.side is not None else None
+    traced = [_NONE] * 3
+    if stats is not None:
+        traced = [format_us(ns_to_us(value)) for value in (stats.compute_ns, stats.exposed_ns, stats.idle_ns)]
+    return [
+        system.name,
+        format_us(system.median_us),
+        f"{low_us / 1000:.1f}–{high_us / 1000:.1f} ms",
+        *traced,
+        format_bytes(system.peak_bytes),
+        format_bytes(system.reserved_bytes),
+        _numbers(system),
+    ]
+
+
+def _numbers(system: Measured) -> str:
+    found = system.agreement
+    if found is None:
+        return "reference"
+    if found.exact:
+        return f"= {found.reference}"
+    error = "missing" if found.worst_relative is None else f"{found.worst_relative:.1e}"
+    return f"{'WRONG ' if system.bitwise else ''}±{error} {found.reference}"
