@@ -19,7 +19,7 @@ from typing import Any
 from overlap_pass.timeline.intervals import Cover, Interval, difference, total_ns, union
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 
-__all__ = ["CollectiveStats", "OverlapStats", "measure"]
+__all__ = ["CollectiveStats", "OverlapStats", "exposed_intervals", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def measure(timeline: Timeline) -> OverlapStats:
     compute = union(_intervals(timeline.spans, SpanKind.COMPUTE))
     communication = union(_intervals(timeline.spans, SpanKind.COMMUNICATION))
     copies = union(_intervals(timeline.spans, SpanKind.COPY))
-    exposed = difference(communication, compute)
+    exposed = exposed_intervals(timeline)
     busy = union([*compute, *communication])
     collectives = [span for span in timeline.spans if span.kind is SpanKind.COMMUNICATION]
     return OverlapStats(
@@ -118,6 +118,12 @@ def measure(timeline: Timeline) -> OverlapStats:
         idle_ns=total_ns(difference([(0, timeline.window_ns)], union([*busy, *copies]))),
         per_collective=_per_collective(collectives, Cover(exposed)),
     )
+
+
+def exposed_intervals(timeline: Timeline) -> list[Interval]:
+    """Where a collective runs and nothing computes: the set whose length is ``OverlapStats.exposed_ns``."""
+    communication = union(_intervals(timeline.spans, SpanKind.COMMUNICATION))
+    return difference(communication, union(_intervals(timeline.spans, SpanKind.COMPUTE)))
 
 
 def _intervals(spans: Iterable[Span], kind: SpanKind) -> Iterable[Interval]:

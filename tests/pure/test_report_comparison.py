@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,13 @@ def test_another_schema_is_refused_by_name(comparison: Comparison, schema: str |
 def test_a_damaged_report_is_an_error_and_not_a_traceback(comparison: Comparison, change: dict[str, object]) -> None:
     with pytest.raises(PlanError, match="damaged"):
         Comparison.from_json({**comparison.to_json(), **change})
+
+
+def test_the_page_on_reports_names_every_field_of_the_json(comparison: Comparison) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
+    data = comparison.to_json()
+    side = data["before"]
+    parts = (data, side, side["stats"], side["stats"]["per_collective"][0], side["timeline"], data["decisions"][0])
+    missing = {name for part in parts for name in part if f"`{name}`" not in text and f'"{name}"' not in text}
+    assert not missing
+    assert SCHEMA in text
