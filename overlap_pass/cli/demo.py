@@ -76,6 +76,9 @@ def _check(args: argparse.Namespace) -> None:
     if not args.output.absolute().parent.is_dir():
         raise OptionError(f"--output={args.output}: the folder {args.output.absolute().parent} does not exist")
     Config.from_options(_options(args))
+    from overlap_pass.profiling.llama import preset  # imports torch, so after everything that does not need it
+
+    preset(args.model)
 
 
 def _options(args: argparse.Namespace) -> dict[str, str]:

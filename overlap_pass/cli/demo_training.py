@@ -7,6 +7,7 @@ own shards of every gradient after every step, so nothing but counts and losses 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 import tempfile
@@ -77,6 +78,8 @@ def compare_training(show: Callable[[str], None]) -> TrainingReport:
         raise EnvironmentRefused("the demo trains over gloo, which this torch was built without; use --skip-training")
     news: SimpleQueue[Any] = mp.get_context("spawn").SimpleQueue()
     deadline = time.monotonic() + LIMIT_S
+    # torch logs that it ends the other ranks when one has failed; the error says all that the user needs.
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(prefix="overlap-pass-demo-") as folder:
         context = mp.spawn(_rank, (folder, news), nprocs=RANKS, join=False)
         try:
