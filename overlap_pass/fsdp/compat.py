@@ -6,10 +6,11 @@ a torch gives one clear error instead of an ``AttributeError`` in the middle of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,7 +33,10 @@ __all__ = [
     "reshard",
     "torch_version",
     "view",
+    "without_own_graph",
 ]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
 
@@ -40,6 +44,7 @@ _FSDP = "torch.distributed.fsdp._fully_shard"
 _NAMES = (
     ("torch._C", "_current_graph_task_id"),
     ("torch._dynamo", "optimize"),
+    ("torch._dynamo.eval_frame", "skip_code"),
     ("torch._dynamo.source", "FSDPNNModuleSource"),
     ("torch.distributed._composable_state", "_module_state_mapping"),
     (f"{_FSDP}._fsdp_collectives", "DefaultAllGather"),
@@ -352,6 +357,18 @@ def fsdp_source(source: Any) -> str | None:
             return str(source.name() if callable(source.name) else source.name)
         source = getattr(source, "base", None)
     return None
+
+
+def without_own_graph(function: _F) -> _F:
+    """Decorator: Dynamo never starts a graph at this function; called inside one, it is traced like any other."""
+    from torch._dynamo.eval_frame import skip_code
+
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        skip_code(code)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return function
 
 
 def backward_running() -> bool:

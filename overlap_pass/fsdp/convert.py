@@ -12,10 +12,9 @@ from torch import nn
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import compat
 from overlap_pass.fsdp.discover import has_live_units
-from overlap_pass.fsdp.gather import GatherSpec
 from overlap_pass.fsdp.inspection import UnitSpec, inspect
 from overlap_pass.fsdp.journal import Journal
-from overlap_pass.fsdp.module import GATHERS, UNIT, OverlapModule, Unit, converted_class
+from overlap_pass.fsdp.module import READS, UNIT, OverlapModule, ParameterRead, Unit, converted_class
 
 __all__ = ["is_traceable", "make_traceable", "restore"]
 
@@ -76,21 +75,22 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
-    gathers: dict[nn.Module, dict[str, tuple[Unit, GatherSpec]]] = {}
+    reads: dict[nn.Module, dict[str, ParameterRead]] = {}
     for spec in specs:
         unit = _unit(spec)
         for parameter in spec.parameters:
+            read = ParameterRead(unit, parameter.gather.to_json(), parameter.view.tensor_parallel)
             for module, name in parameter.view.owners:
-                gathers.setdefault(module, {})[name] = (unit, parameter.gather)
+                reads.setdefault(module, {})[name] = read
         for group in spec.view.groups:
             compat.reshard(group)
         for module in spec.view.modules:
             _exchange_hooks(module, spec, unit, journal)
-    for module, own in gathers.items():
-        journal.set_entry(module.__dict__, GATHERS, module.__dict__.get(GATHERS, {}) | own)
+    for module, own in reads.items():
+        journal.set_entry(module.__dict__, READS, module.__dict__.get(READS, {}) | own)
     units = {module for spec in specs for module in spec.view.modules}
-    for module in {*units, *gathers}:
-        names = tuple(sorted(gathers.get(module, {})))
+    for module in {*units, *reads}:
+        names = tuple(sorted(reads.get(module, {})))
         journal.set_class(module, converted_class(compat.original_class(module), names, unit=module in units))
 
 
@@ -108,8 +108,8 @@ def _unit(spec: UnitSpec) -> Unit:
 def _exchange_hooks(module: nn.Module, spec: UnitSpec, unit: Unit, journal: Journal) -> None:
     before, after = compat.forward_hooks(spec.view.state, module)
     # Under their ids the hooks keep their places among the user's own.
-    journal.set_entry(module._forward_pre_hooks, before, unit._pre_forward)
-    journal.set_entry(module._forward_hooks, after, unit._post_forward)
+    journal.set_entry(module._forward_pre_hooks, before, unit.pre_forward)
+    journal.set_entry(module._forward_hooks, after, unit.post_forward)
     # Also when forward raises, or the unit would count as running for ever.
     journal.set_entry(module._forward_hooks_always_called, after, True)
     journal.set_entry(module.__dict__, UNIT, unit)

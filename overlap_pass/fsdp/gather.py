@@ -9,15 +9,14 @@ are the same bit for bit where the reduction adds in the same order (always on 2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from torch.fx import traceback
-
-from overlap_pass.fsdp.compat import TensorParallelView
 
 __all__ = ["ANNOTATION", "GatherSpec", "Reduction", "gather"]
 
@@ -75,7 +74,6 @@ class GatherSpec:
     reduce_group: str
     replicate_group: str | None
     reduction: Reduction
-    tensor_parallel: TensorParallelView | None
 
     @property
     def padded(self) -> bool:
@@ -86,25 +84,46 @@ class GatherSpec:
     def gathered_bytes(self) -> int:
         return torch.Size(self.shape).numel() * self.gather_dtype.itemsize
 
+    def to_json(self) -> str:
+        fields = asdict(self)
+        for name in _DTYPES:
+            fields[name] = fields[name] and str(fields[name]).removeprefix("torch.")
+        return json.dumps(fields)
 
-def gather(parameter: nn.Parameter, spec: GatherSpec, *, reshard: bool) -> Tensor:
+    @classmethod
+    def from_json(cls, text: str) -> GatherSpec:
+        fields = json.loads(text)
+        for name in _DTYPES:
+            fields[name] = fields[name] and getattr(torch, fields[name])
+        shape, reduction = tuple(fields["shape"]), Reduction(**fields["reduction"])
+        return cls(**{**fields, "shape": shape, "reduction": reduction})
+
+
+_DTYPES = ("gather_dtype", "reduce_dtype", "shard_dtype")
+_spec = functools.lru_cache(maxsize=None)(GatherSpec.from_json)
+
+
+@torch.compiler.allow_in_graph
+def gather(parameter: Tensor, how: str, reshard: bool) -> Tensor:
     """The full parameter from its shards; its gradient is reduced back to the shard.
+
+    Dynamo puts a call of this function into its graph as it stands, and AOTAutograd traces through it. That takes a
+    third of the time that Dynamo would need to look inside; and because ``how`` is a constant of the graph, two models
+    that differ in any of it never share a cache entry.
 
     Args:
         parameter: the sharded DTensor parameter.
-        spec: how.
+        how: a :class:`GatherSpec` as JSON.
         reshard: whether a graph should gather again in backward instead of keeping the result (ZeRO-3); only noted on
             the nodes, for the passes that partition the graph.
+
+    Returns:
+        A plain tensor of shape ``GatherSpec.shape``.
     """
+    spec = _spec(how)
     shard = parameter.to_local(grad_placements=parameter.placements)
     with traceback.annotate({ANNOTATION: {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}}):
-        full = _Gather.apply(shard, spec)
-    if spec.tensor_parallel is None:
-        return full
-    outer = spec.tensor_parallel
-    return DTensor.from_local(
-        full, outer.mesh, outer.placements, run_check=False, shape=outer.shape, stride=outer.stride
-    )
+        return _Gather.apply(shard, spec)
 
 
 class _Gather(torch.autograd.Function):

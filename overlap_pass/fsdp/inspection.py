@@ -181,7 +181,6 @@ def _gather_spec(
         # An average over one replica is the value itself.
         replicate_group=mesh.replicate_group if mesh.replicate_ranks > 1 else None,
         reduction=_reduction(group, mesh, reduce_dtype or gather_dtype),
-        tensor_parallel=parameter.tensor_parallel,
     )
 
 

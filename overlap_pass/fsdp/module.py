@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import PackedSequence
 
 from overlap_pass.errors import ConversionError
-from overlap_pass.fsdp.compat import backward_running
+from overlap_pass.fsdp.compat import TensorParallelView, backward_running, without_own_graph
 from overlap_pass.fsdp.gather import GatherSpec, gather
 from overlap_pass.units import format_bytes
 
-__all__ = ["GATHERS", "OverlapModule", "UNIT", "Unit", "converted_class"]
+__all__ = ["READS", "UNIT", "OverlapModule", "ParameterRead", "Unit", "converted_class"]
 
-# Keys in the ``__dict__`` of converted modules: parameter name -> (unit, spec), and the module's own unit.
-GATHERS = "_overlap_gathers"
+# Keys in the ``__dict__`` of converted modules: parameter name -> ParameterRead, and the module's own unit.
+READS = "_overlap_reads"
 UNIT = "_overlap_unit"
 
 
@@ -54,9 +55,11 @@ class Unit:
         self.device = device
         self.depth = 0
 
-    # The names of FSDP2's state: what register_fsdp_forward_method() has put on a module calls them.
+    # Hooks of the outermost module run outside its graph. They must not become small graphs of their own, without a
+    # collective; and where forward cannot be compiled as a whole, their count lets its fragments read parameters.
 
-    def _pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    @without_own_graph
+    def pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         # Inside a graph nothing may be counted: Dynamo refuses side effects under activation checkpointing, and
         # is_compiling() already says what the count would.
         if not torch.compiler.is_compiling():
@@ -65,22 +68,38 @@ class Unit:
             args, kwargs = _map_tensors(self._admit, args), _map_tensors(self._admit, kwargs)
         return args, kwargs
 
-    def _post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+    @without_own_graph
+    def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.compiler.is_compiling():
             self.depth = max(0, self.depth - 1)
         return output if self.output_dtype is None else _map_tensors(self._emit, output)
 
+    # What register_fsdp_forward_method() has put on a module calls FSDP2's state by these names.
+    _pre_forward = pre_forward
+    _post_forward = post_forward
+
+    @without_own_graph
     def _admit(self, tensor: Tensor) -> Tensor:
         if self.device is not None and tensor.device != self.device:
             tensor = tensor.to(self.device)
         return _cast_floating(tensor, self.input_dtype)
 
+    @without_own_graph
     def _emit(self, tensor: Tensor) -> Tensor:
         return _cast_floating(tensor, self.output_dtype)
 
     def running(self) -> bool:
         """Whether parameters read now are meant for computing: in a graph, in forward, or recomputed in backward."""
         return torch.compiler.is_compiling() or self.depth > 0 or backward_running()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParameterRead:
+    """What reading a parameter takes: its unit, its :class:`GatherSpec` as JSON, and the DTensor that it is part of."""
+
+    unit: Unit
+    how: str
+    outer: TensorParallelView | None
 
 
 class OverlapModule:
@@ -209,10 +228,16 @@ def _reader(name: str) -> Callable[[nn.Module], Tensor]:
         if name not in parameters:
             raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
         parameter = parameters[name]
-        unit, spec = getattr(module, GATHERS)[name]
-        if parameter is None or not unit.running():
+        own: ParameterRead = getattr(module, READS)[name]
+        if parameter is None or not own.unit.running():
             return parameter
-        return gather(parameter, spec, reshard=unit.reshard)
+        full = gather(parameter, own.how, own.unit.reshard)
+        if own.outer is None:
+            return full
+        mesh, placements = own.outer.mesh, own.outer.placements
+        return DTensor.from_local(
+            full, mesh, placements, run_check=False, shape=own.outer.shape, stride=own.outer.stride
+        )
 
     return read
 
@@ -245,12 +270,14 @@ def _describe(unit: Unit) -> str:
     )
 
 
+@without_own_graph
 def _cast_floating(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or tensor.dtype == dtype or not tensor.is_floating_point():
         return tensor
     return tensor.to(dtype)
 
 
+@without_own_graph
 def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Apply to every tensor inside containers, with the same idea of a container as FSDP2; anything else stays."""
     if isinstance(value, Tensor):
