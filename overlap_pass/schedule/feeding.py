@@ -84,7 +84,7 @@ class _Feeder:
     ) -> None:
         self.placement, self.costs, self.policy, self.room_bytes = placement, costs, policy, room_bytes
         self.duration = [costs.duration_us[op.name] for op in placement.program.ops]
-        self.starts_us, self.end_us = self._nominal_starts()
+        self.starts_us = self._nominal_starts()
         self.lanes = {group: self._lane(group) for group in placement.program.groups}
         self.latest_us = {}
         for lane in self.lanes.values():
@@ -110,7 +110,7 @@ class _Feeder:
         moves = [m for m in self.placement.moves if m.group == group and m.role is Role.PARAMETER]
         return _Lane(deque(sorted(moves, key=lambda m: (m.deadline, m.launch))), deque())
 
-    def _nominal_starts(self) -> tuple[dict[int, float], float]:
+    def _nominal_starts(self) -> dict[int, float]:
         """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
         compute = sum(self.duration[p] for p in self.placement.anchors if not self._communicates(p))
         traffic = sum(self.duration[m.launch] for m in self.placement.moves)
@@ -122,7 +122,7 @@ class _Feeder:
         for position in self.placement.anchors:
             starts[position] = clock
             clock += 0.0 if self._communicates(position) else self.duration[position] * inflation
-        return starts, clock
+        return starts
 
     def _communicates(self, position: int) -> bool:
         return self.placement.program.ops[position].collective is not None
@@ -163,19 +163,25 @@ class _Feeder:
     def _feed_lane(self, lane: _Lane, position: int, *, drain: bool) -> None:
         while lane.gathers and lane.gathers[0].deadline <= position:
             self._launch(lane.gathers.popleft(), lane, position)
-        horizon_us = self.now_us + self.duration[position]
+        start_us = self._anchor_start_us(position)
+        horizon_us = start_us + (0.0 if self._communicates(position) else self.duration[position])
         while drain or lane.free_us < horizon_us:
-            move = self._choose(lane, position, horizon_us)
+            move = self._choose(lane, position, start_us, horizon_us)
             if move is None:
                 return
             self._launch(move, lane, position)
 
-    def _choose(self, lane: _Lane, position: int, horizon_us: float) -> Move | None:
+    def _anchor_start_us(self, position: int) -> float:
+        """When the anchor will start, after the gathers that it is the first to read."""
+        return max([self.now_us, *(self.ends_us.get(launch, 0.0) for launch in self.read_at.get(position, ()))])
+
+    def _choose(self, lane: _Lane, position: int, start_us: float, horizon_us: float) -> Move | None:
         gather = lane.gathers[0] if lane.gathers else None
         gradient = lane.gradients[0] if lane.gradients else None
         if gather is not None:
             fits = self._fits(gather, position)
-            latest_us = self.latest_us[gather.launch]
+            # The nominal clock knows nothing of blocking: what is lost by now moves all later readers.
+            latest_us = self.latest_us[gather.launch] + start_us - self.starts_us[position]
             if fits and latest_us < horizon_us:
                 return lane.gathers.popleft()
             free_us = max(lane.free_us, self.now_us)

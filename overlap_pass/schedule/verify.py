@@ -2,7 +2,7 @@
 
 The order is replayed step by step against the state that each op needs:
 
-* every op exactly once, inputs first, the output last;
+* every op exactly once, inputs in their order, the output last;
 * every value read exists, and a collective's result is read behind its wait only;
 * reads and writes of one storage stand on the same side of each other as written (views and aliases included; a
   running collective reads its input and writes its output until its wait);
@@ -28,6 +28,7 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(found)
     at = {name: step for step, name in enumerate(order)}
     found += _data(program, at)
+    found += _sequence("inputs", (op for op in program.ops if op.kind is OpKind.INPUT), at)
     found += _sequence("random draws", (op for op in program.ops if op.random), at)
     found += _sequence("activation collectives", (op for op in program.launches if _activation(op)), at)
     found += _fences(program, at)
@@ -56,15 +57,9 @@ def _data(program: Program, at: dict[str, int]) -> list[str]:
                 found.append(f"{op.name} reads {name} before it exists")
         if op.kind is OpKind.WAIT and op.launch is not None and at[op.launch] > at[op.name]:
             found.append(f"{op.name} waits for {op.launch} before it is launched")
-        if op.kind is OpKind.INPUT and at[op.name] >= _input_count(program):
-            found.append(f"input {op.name} stands behind computation")
         if op.kind is OpKind.OUTPUT and at[op.name] != len(program.ops) - 1:
             found.append(f"{op.name} is not the last op")
     return found
-
-
-def _input_count(program: Program) -> int:
-    return sum(op.kind is OpKind.INPUT for op in program.ops)
 
 
 def _sequence(what: str, ops: Iterable[OpNode], at: dict[str, int]) -> list[str]:

@@ -1,0 +1,108 @@
+"""The legality check must be able to fail: a legal schedule is broken in every way that it looks for."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import CollectiveKind, Role
+from overlap_pass.schedule.verify import violations
+from tests.pure.programs import Builder, fsdp_programs, random_order
+
+
+def swapped(order: tuple[str, ...], first: str, second: str) -> tuple[str, ...]:
+    """``order`` with ``second`` moved to just before ``first``."""
+    rest = [name for name in order if name != second]
+    rest.insert(rest.index(first), second)
+    return tuple(rest)
+
+
+@given(program=fsdp_programs(), seed=st.integers(0, 10**6))
+@settings(max_examples=150, deadline=None)
+def test_an_order_that_the_dependency_graph_allows_is_legal(program, seed) -> None:
+    assert violations(program, random_order(build_dag(program), random.Random(seed))) == ()
+
+
+def test_a_lost_op_is_found() -> None:
+    build = Builder()
+    program = build.output(build.compute("a", build.input("x", 4)))
+    assert "ops lost: a" in violations(program, ("x", "output"))[0]
+
+
+def test_an_op_that_stands_twice_is_found() -> None:
+    build = Builder()
+    program = build.output(build.compute("a", build.input("x", 4)))
+    assert violations(program, ("x", "a", "a", "output"))
+
+
+def test_a_reader_before_its_value_is_found() -> None:
+    build = Builder()
+    a = build.compute("a", build.input("x", 4))
+    program = build.output(build.compute("b", a))
+    assert "b reads a before it exists" in violations(program, swapped(program.order, "a", "b"))
+
+
+def test_a_read_carried_across_a_write_through_a_view_is_found() -> None:
+    """v is another name of a; ``changed`` overwrites a; the reader of v must stay before it."""
+    build = Builder()
+    a = build.compute("a", build.input("x", 4), size_bytes=4)
+    view = build.view("v", a)
+    reader = build.compute("reader", view, size_bytes=4)
+    build.in_place("changed", a)
+    program = build.output(reader)
+    assert any("change places" in found for found in violations(program, swapped(program.order, "reader", "changed")))
+
+
+def test_a_write_into_the_input_of_a_running_collective_is_found() -> None:
+    """launch reads a until its wait: the in-place op stands behind the wait and must not slip between them."""
+    build = Builder()
+    a = build.compute("a", build.input("x", 4), size_bytes=4)
+    launch = build.reduce_scatter("rs", a, 2)
+    wait = build.wait("w", launch)
+    build.in_place("changed", a)
+    program = build.output(wait)
+    assert any("change places" in found for found in violations(program, swapped(program.order, "w", "changed")))
+
+
+def test_random_draws_that_change_places_are_found() -> None:
+    build = Builder()
+    x = build.input("x", 4)
+    first, second = build.compute("first", x, random=True), build.compute("second", x, random=True)
+    program = build.output(first, second)
+    assert any("random draws" in found for found in violations(program, swapped(program.order, "first", "second")))
+
+
+def test_a_collective_that_crosses_an_opaque_op_is_found() -> None:
+    build = Builder()
+    x, shard = build.input("x", 4), build.input("shard", 4)
+    opaque = build.compute("custom", x, opaque=True)
+    weight = build.wait("w", build.all_gather("ag", shard, 8))
+    program = build.output(build.compute("mm", opaque, weight))
+    assert any("crosses an opaque op" in found for found in violations(program, swapped(program.order, "custom", "ag")))
+
+
+def test_activation_collectives_that_change_places_are_found() -> None:
+    build = Builder()
+    x = build.input("x", 4)
+    a, b = build.compute("a", x, size_bytes=4), build.compute("b", x, size_bytes=4)
+    first = build.launch("first", a, CollectiveKind.ALL_REDUCE, Role.ACTIVATION, size_bytes=4, group="g0")
+    second = build.launch("second", b, CollectiveKind.ALL_TO_ALL, Role.ACTIVATION, size_bytes=4, group="g1")
+    program = build.output(build.wait("w1", first), build.wait("w2", second))
+    broken = swapped(program.order, "first", "second")
+    assert any("activation collectives" in found for found in violations(program, broken))
+
+
+def test_a_wait_before_its_launch_is_found() -> None:
+    build = Builder()
+    program = build.output(build.wait("w", build.all_gather("ag", build.input("shard", 4), 8)))
+    assert any("waits for ag" in found for found in violations(program, swapped(program.order, "ag", "w")))
+
+
+def test_inputs_that_change_places_are_found() -> None:
+    """A graph's inputs are its arguments: their order is its calling convention."""
+    build = Builder()
+    program = build.output(build.compute("a", build.input("x", 4), build.input("y", 4)))
+    assert any("inputs change places" in found for found in violations(program, swapped(program.order, "x", "y")))
