@@ -1,7 +1,8 @@
 """What a machine can do, read from a TOML file: one file a GPU, in ``data/`` or wherever the user keeps one.
 
 The file has a table for each class below and a key for each of its fields, spelled alike; every number's unit is in
-its name. A file that lacks a key, has one too many or a value out of range is refused with the key's name.
+its name. ``[contention.all_gather]`` and the like may override factors for one kind of collective. A file that lacks a
+key, has one too many or a value out of range is refused with the key's name.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from overlap_pass.cost.contention import Contention
 from overlap_pass.errors import HardwareError
+from overlap_pass.graph.program import CollectiveKind
 
 __all__ = ["Compute", "Hardware", "Link", "Memory", "Node", "hardware_names", "load_hardware"]
 
@@ -79,7 +81,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One GPU, its node and its network. ``inter_node`` is each GPU's share of the node's network."""
+    """One GPU, its node and its network.
+
+    Attributes:
+        inter_node: each GPU's share of the node's network.
+        contention: slow-downs in general.
+        contention_by_kind: slow-downs of the kinds of collectives that were measured on their own.
+    """
 
     name: str
     compute: Compute
@@ -88,6 +96,7 @@ class Hardware:
     intra_node: Link
     inter_node: Link
     contention: Contention
+    contention_by_kind: Mapping[CollectiveKind, Contention] = field(default_factory=dict)
 
     @property
     def capacity_bytes(self) -> int:
@@ -106,9 +115,8 @@ class Hardware:
 
 def hardware_names() -> tuple[str, ...]:
     """Names that come with the package, sorted."""
-    return tuple(
-        sorted(entry.name.removesuffix(".toml") for entry in _data().iterdir() if entry.name.endswith(".toml"))
-    )
+    names = (entry.name for entry in _data().iterdir())
+    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
 def load_hardware(spec: str | Path) -> Hardware:
@@ -122,79 +130,101 @@ def load_hardware(spec: str | Path) -> Hardware:
     """
     text = str(spec).strip()
     if text.lower() in hardware_names():
-        return _parse((_data() / f"{text.lower()}.toml").read_text("utf-8"), f"{text.lower()}.toml")
+        name = f"{text.lower()}.toml"
+        return _Reader(name).read((_data() / name).read_text("utf-8"))
     path = Path(text)
-    if path.suffix != ".toml" and len(path.parts) == 1:
+    if path.suffix != ".toml" and len(path.parts) <= 1:
         known = ", ".join(hardware_names())
         raise HardwareError(f"hardware={text!r} is not known: name one of {known}, or give the path of a .toml file")
     try:
         content = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HardwareError(f"hardware file {text!r} cannot be read: {error}") from error
-    return _parse(content, text)
+    return _Reader(text).read(content)
 
 
 def _data() -> Traversable:
     return files("overlap_pass.cost") / "data"
 
 
-def _parse(content: str, file: str) -> Hardware:
-    try:
-        table = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
-        raise HardwareError(f"hardware file {file!r} is no TOML: {error}") from error
-    hardware = Hardware(**_fields(Hardware, table, file, ""))
-    if "float32" not in hardware.compute.peak_tflops:
-        raise HardwareError(f"hardware file {file!r} lacks the key 'compute.peak_tflops.float32'")
-    return hardware
+_MAY_BE_ZERO = {"kernel_us", "matmul_ramp_us", "kernel_launch_us", "collective_launch_us", "latency_us", "hop_us",
+                "saturation_mb"}  # fmt: skip
+_Table = TypeVar("_Table", Compute, Memory, Node, Link, Contention)
 
 
-_TABLES = {"compute": Compute, "memory": Memory, "node": Node, "intra_node": Link, "inter_node": Link,
-           "contention": Contention}  # fmt: skip
-_AT_MOST_ONE = ("efficiency", "matmul_efficiency", "attention_efficiency")
-_MAY_BE_ZERO = ("kernel_us", "matmul_ramp_us", "kernel_launch_us", "collective_launch_us", "latency_us", "hop_us",
-                "saturation_mb")  # fmt: skip
+class _Reader:
+    """One file's content made into ``Hardware``; every complaint names the file and the key."""
 
+    def __init__(self, file: str) -> None:
+        self._file = file
 
-def _fields(cls: type[Any], table: Mapping[str, Any], file: str, prefix: str) -> dict[str, Any]:
-    names = [field.name for field in fields(cls)]
-    for name in names:
-        if name not in table:
-            raise HardwareError(f"hardware file {file!r} lacks the key {prefix + name!r}")
-    for name in table:
-        if name not in names:
-            raise HardwareError(
-                f"hardware file {file!r} has the unknown key {prefix + name!r}; known: {', '.join(names)}"
-            )
-    return {name: _value(name, table[name], file, prefix) for name in names}
+    def read(self, content: str) -> Hardware:
+        try:
+            root = tomllib.loads(content)
+        except tomllib.TOMLDecodeError as error:
+            raise self._refusal(f"is no TOML: {error}") from error
+        self._check_keys(root, ["name", "compute", "memory", "node", "intra_node", "inter_node", "contention"], "")
+        if not isinstance(root["name"], str) or not root["name"]:
+            raise self._refusal(f"has the key 'name' with {root['name']!r}, which is no name")
+        general, by_kind = self._contentions(self._subtable(root, "contention"))
+        return Hardware(
+            name=root["name"],
+            compute=self._table(Compute, self._subtable(root, "compute"), "compute."),
+            memory=self._table(Memory, self._subtable(root, "memory"), "memory."),
+            node=self._table(Node, self._subtable(root, "node"), "node."),
+            intra_node=self._table(Link, self._subtable(root, "intra_node"), "intra_node."),
+            inter_node=self._table(Link, self._subtable(root, "inter_node"), "inter_node."),
+            contention=general,
+            contention_by_kind=by_kind,
+        )
 
+    def _contentions(self, table: Mapping[str, Any]) -> tuple[Contention, dict[CollectiveKind, Contention]]:
+        """The factors in general, and those of the kinds that have a table of their own (which inherits)."""
+        kinds = [kind for kind in CollectiveKind if kind.value in table]
+        shared = {key: value for key, value in table.items() if key not in kinds}
+        general = self._table(Contention, shared, "contention.")
+        own = {kind: {**shared, **self._subtable(table, kind.value)} for kind in kinds}
+        return general, {kind: self._table(Contention, own[kind], f"contention.{kind}.") for kind in kinds}
 
-def _value(name: str, value: Any, file: str, prefix: str) -> Any:
-    where = f"hardware file {file!r}, key {prefix + name!r}"
-    if name == "name":
-        if isinstance(value, str) and value:
-            return value
-        raise HardwareError(f"{where}: {value!r} is no name")
-    if name in _TABLES or name == "peak_tflops":
-        if not isinstance(value, Mapping):
-            raise HardwareError(f"{where}: {value!r} is no table")
-        inner = f"{prefix}{name}."
-        if name == "peak_tflops":
-            return {
-                key: _number(key, peak, f"hardware file {file!r}, key {inner + key!r}") for key, peak in value.items()
-            }
-        return _TABLES[name](**_fields(_TABLES[name], value, file, inner))
-    return _number(name, value, where)
+    def _table(self, cls: type[_Table], table: Mapping[str, Any], prefix: str) -> _Table:
+        self._check_keys(table, [field.name for field in fields(cls)], prefix)
+        return cls(**{key: self._value(key, value, prefix) for key, value in table.items()})
 
+    def _value(self, key: str, value: Any, prefix: str) -> Any:
+        if key != "peak_tflops":
+            return self._number(key, value, prefix)
+        peaks = self._subtable({key: value}, key)
+        if "float32" not in peaks:
+            raise self._refusal(f"lacks the key '{prefix}{key}.float32'")
+        return {dtype: self._number(dtype, peak, f"{prefix}{key}.") for dtype, peak in peaks.items()}
 
-def _number(name: str, value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise HardwareError(f"{where}: {value!r} is no number")
-    low = 1 if name.startswith(("compute_beside", "communication_beside")) else 0
-    if value < low or (value == 0 and name not in _MAY_BE_ZERO):
-        raise HardwareError(f"{where}: {value!r} is too small, it must be {'at least 1' if low else 'above 0'}")
-    if name in _AT_MOST_ONE and value > 1:
-        raise HardwareError(f"{where}: {value!r} is a share of the peak and cannot be above 1")
-    if name == "gpus" and value != int(value):
-        raise HardwareError(f"{where}: {value!r} is no whole number of GPUs")
-    return value
+    def _subtable(self, table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+        found = table[key]
+        if isinstance(found, Mapping):
+            return found
+        raise self._refusal(f"has the key {key!r} with {found!r}, which is no table")
+
+    def _check_keys(self, table: Mapping[str, Any], expected: list[str], prefix: str) -> None:
+        for key in expected:
+            if key not in table:
+                raise self._refusal(f"lacks the key {prefix + key!r}")
+        for key in table:
+            if key not in expected:
+                raise self._refusal(f"has the unknown key {prefix + key!r}; known: {', '.join(expected)}")
+
+    def _number(self, key: str, value: Any, prefix: str) -> float:
+        where = f"has the key {prefix + key!r} with {value!r}"
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise self._refusal(f"{where}, which is no number")
+        if "_beside_" in key and value < 1:
+            raise self._refusal(f"{where}: a slow-down must be at least 1")
+        if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
+            raise self._refusal(f"{where}: it must be above 0")
+        if key.endswith("efficiency") and value > 1:
+            raise self._refusal(f"{where}: a share of the peak cannot be above 1")
+        if key == "gpus" and value != int(value):
+            raise self._refusal(f"{where}: it must be a whole number")
+        return value
+
+    def _refusal(self, complaint: str) -> HardwareError:
+        return HardwareError(f"hardware file {self._file!r} {complaint}")

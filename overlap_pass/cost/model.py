@@ -24,11 +24,12 @@ class CostTable:
         duration_us: op name → microseconds alone on its lane. Views, inputs, waits and outputs cost 0.0. A compute op
             without a known price is priced by its memory traffic and listed in ``unknown``.
         launch_us: op name → microseconds of the CPU to launch it (0.0 where it launches nothing).
-        contention: slow-down between lanes.
+        contention: slow-down between lanes, in general.
         unknown: names of ops that no formula covers.
         hardware: name of the hardware file used.
         wires: group → the wire its collectives use; only those on one wire share it. A group that is not listed
             uses the wire ``""``.
+        beside_compute: launch → how that collective and compute slow each other down, where it is not as in general.
     """
 
     duration_us: Mapping[str, float]
@@ -37,6 +38,11 @@ class CostTable:
     unknown: tuple[str, ...] = ()
     hardware: str = ""
     wires: Mapping[str, str] = field(default_factory=dict)
+    beside_compute: Mapping[str, Contention] = field(default_factory=dict)
+
+    def contention_of(self, launch: str) -> Contention:
+        """How the collective and compute slow each other down while both run."""
+        return self.beside_compute.get(launch, self.contention)
 
 
 def price(
@@ -81,6 +87,11 @@ def price(
         contention=hardware.contention,
         unknown=tuple(name for name in unknown if name not in known),
         hardware=hardware.name,
+        beside_compute={
+            op.name: hardware.contention_by_kind[op.collective.kind]
+            for op in program.launches
+            if op.collective is not None and op.collective.kind in hardware.contention_by_kind
+        },
         wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
     )
 

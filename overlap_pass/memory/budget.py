@@ -18,6 +18,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeVar
 
 from overlap_pass.errors import OptionError
@@ -146,7 +147,7 @@ class Factor(Budget):
 
     @property
     def spec(self) -> str:
-        return f"{self.factor!r}x"
+        return f"{Decimal(repr(self.factor)):f}x"
 
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
         return int(as_written_peak_bytes * self.factor)

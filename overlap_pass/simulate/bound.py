@@ -9,10 +9,10 @@ The facts that the proof stands on (``docs/cost-model.md`` spells it out):
 
 1. An op placed later in the order starts no earlier than everything on the compute lane before it has ended; a launch
    likewise; what stands behind a wait starts after that collective has ended.
-2. ``c`` is the contention factor of compute (it runs at 1/c whenever any collective is active), ``k`` that of
-   communication beside compute (it runs at 1/k or less). In a window let C be compute and K the collectives of one
-   communicator that must run in it, in microseconds alone, and x the time both are active. The window lasts at least
-   ``x + (C - x/c) + (K - x/k)``, so at least ``C + K - x (1/c + 1/k - 1)``.
+2. Let compute run at 1/c and communication at 1/k or less while both are active (the contention factors). In a
+   window let C be the compute and K the collectives of one communicator that must run in it, in microseconds alone,
+   and x the time both are active. The window lasts at least ``x + (C - x/c) + (K - x/k)``, which is ``C + K - g x``
+   with the gain ``g = 1/c + 1/k - 1``; where g is negative, side by side is slower than one after the other.
 3. A collective j cannot be active beside compute that it depends on or that depends on it. With W_j for the rest of
    the compute, its share of x is at most ``min(k K_j, c W_j)``, and x is at most ``c C``.
 
@@ -33,7 +33,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import Category, OpKind, OpNode, Program, Role
@@ -76,9 +75,9 @@ def lower_bound(dag: DepGraph, costs: CostTable, *, fixed: Collection[str] | Non
     facts = window.facts
     values = {"compute lane": facts.compute_us, "CPU lane": sum(facts.launch_us)}
     for lane in facts.lanes:
-        value = lane.span_us(facts.compute_us, lane.total_us, lane.total_us * lane.beside_compute)
+        gain_us = sum(job.gain_us for job in lane.jobs)
         name = "compute lane" if facts.compute_us >= lane.total_us else lane.name
-        values[name] = max(values.get(name, 0.0), value)
+        values[name] = max(values.get(name, 0.0), lane.span_us(facts.compute_us, lane.total_us, gain_us))
     values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
     values["head and tail"] = window.head_and_tail_us()
     by = max(values, key=lambda name: values[name])
@@ -120,30 +119,73 @@ def _waits_for_shard(program: Program, op: OpNode) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Job:
+    """One collective on a lane.
+
+    Attributes:
+        launch: its position.
+        time_us: what it takes alone, K_j.
+        gain: g of fact 2, or 0 where there is none to have.
+        gain_us: ``g k K_j``, what running it beside compute can save at most.
+    """
+
+    launch: int
+    time_us: float
+    gain: float
+    gain_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class _LaneLoad:
     """Collectives that share a communicator or a wire.
 
+    On a wire several may run at once, and n of them move ``n / (1 + (n - 1)(f - 1))`` times what one does. With the
+    most that this can be as ``speedup``, all times are divided by it.
+
     Attributes:
-        positions: their launches.
-        total_us: their time alone, divided by how much several at once can speed each other up (a wire).
-        speedup: that divisor, at least 1.
+        name: what a bound by this lane is called.
+        jobs: the collectives.
+        total_us: their times.
+        gain_per_us: the most that a microsecond of compute can save beside them.
     """
 
     name: str
-    positions: tuple[int, ...]
+    jobs: tuple[_Job, ...]
     total_us: float
+    gain_per_us: float
     speedup: float
-    contention: Contention
 
-    @property
-    def beside_compute(self) -> float:
-        return self.contention.communication_beside_compute
+    def span_us(self, compute_us: float, communication_us: float, gain_us: float) -> float:
+        """Fact 2: least time for so much compute and communication, if at most ``gain_us`` is saved side by side."""
+        return compute_us + communication_us - min(gain_us, self.gain_per_us * compute_us)
 
-    def span_us(self, compute_us: float, communication_us: float, overlap_us: float) -> float:
-        """Fact 2: least time for so much compute and communication, at most ``overlap_us`` of it side by side."""
-        slow = self.contention.compute_beside_communication
-        gain = max(0.0, 1.0 / slow + 1.0 / self.beside_compute - 1.0)
-        return compute_us + communication_us - gain * min(slow * compute_us, overlap_us)
+
+def _lane_load(name: str, launches: Sequence[OpNode], program: Program, costs: CostTable) -> _LaneLoad:
+    groups = {op.collective.group for op in launches if op.collective is not None}
+    sharing = 1.0 + (len(groups) - 1) * (costs.contention.communication_beside_communication - 1.0)
+    speedup = max(1.0, len(groups) / sharing)
+    jobs, gains_per_us = [], [0.0]
+    for op in launches:
+        contention = costs.contention_of(op.name)
+        slow, slowed = contention.compute_beside_communication, contention.communication_beside_compute
+        gain = max(0.0, 1.0 / slow + 1.0 / slowed - 1.0)
+        time_us = costs.duration_us.get(op.name, 0.0) / speedup
+        jobs.append(_Job(program.index[op.name], time_us, gain, gain * slowed * time_us))
+        gains_per_us.append(gain * slow)
+    return _LaneLoad(name, tuple(jobs), sum(job.time_us for job in jobs), max(gains_per_us), speedup)
+
+
+def _lanes(program: Program, costs: CostTable) -> tuple[_LaneLoad, ...]:
+    """One for each communicator, and one for each wire that several communicators share."""
+    by_group: dict[str, list[OpNode]] = {}
+    by_wire: dict[str, list[OpNode]] = {}
+    for op in program.launches:
+        if op.collective is not None:
+            by_group.setdefault(op.collective.group, []).append(op)
+            by_wire.setdefault(costs.wires.get(op.collective.group, ""), []).append(op)
+    lanes = [_lane_load(f"communicator {group}", launches, program, costs) for group, launches in by_group.items()]
+    wires = [_lane_load(f"wire {wire}".strip(), launches, program, costs) for wire, launches in by_wire.items()]
+    return (*lanes, *(wire for wire in wires if wire.jobs not in [lane.jobs for lane in lanes]))
 
 
 class _Facts:
@@ -170,6 +212,9 @@ class _Facts:
         self.rank = {position: rank for rank, position in enumerate(self.fixed)}
         self.compute_us = sum(us for us, counts in zip(self.duration_us, self.is_compute, strict=True) if counts)
         self.lanes = _lanes(program, costs)
+        self.slowest = max(
+            (costs.contention_of(op.name).compute_beside_communication for op in program.launches), default=1.0
+        )
         self.after = self._after()
         self.before = self._before()
 
@@ -243,30 +288,6 @@ class _Facts:
         return max((left[wait] for wait in self.waits[launch]), default=0.0)
 
 
-def _lanes(program: Program, costs: CostTable) -> tuple[_LaneLoad, ...]:
-    """One for each communicator, and one for each wire that several communicators share."""
-    by_group: dict[str, list[int]] = {}
-    by_wire: dict[str, list[int]] = {}
-    groups: dict[str, set[str]] = {}
-    for position, op in enumerate(program.ops):
-        if op.collective is not None:
-            group = op.collective.group
-            wire = costs.wires.get(group, "")
-            by_group.setdefault(group, []).append(position)
-            by_wire.setdefault(wire, []).append(position)
-            groups.setdefault(wire, set()).add(group)
-    factor = costs.contention.communication_beside_communication
-
-    def load(name: str, positions: list[int], count: int) -> _LaneLoad:
-        speedup = max(1.0, count / (1.0 + (count - 1) * (factor - 1.0)))
-        total_us = sum(costs.duration_us.get(program.ops[position].name, 0.0) for position in positions)
-        return _LaneLoad(name, tuple(positions), total_us / speedup, speedup, costs.contention)
-
-    lanes = [load(f"communicator {group}", positions, 1) for group, positions in by_group.items()]
-    shared = [wire for wire in by_wire if len(groups[wire]) > 1]
-    return (*lanes, *(load(f"wire {wire}".strip(), by_wire[wire], len(groups[wire])) for wire in shared))
-
-
 class _Windows:
     """Facts 2 and 3 for the windows before and behind each fixed op."""
 
@@ -297,9 +318,7 @@ class _Windows:
             best_us, _jackson_us((ready[p], facts.duration_us[p], q) for p, q in zip(compute, behind, strict=True))
         )
         for lane in facts.lanes:
-            jobs = (
-                (ready[p], facts.duration_us[p] / lane.speedup, facts.behind_wait_us(p, left)) for p in lane.positions
-            )
+            jobs = ((ready[job.launch], job.time_us, facts.behind_wait_us(job.launch, left)) for job in lane.jobs)
             best_us = max(best_us, _jackson_us(jobs))
         return best_us
 
@@ -310,31 +329,29 @@ class _Windows:
         rest_us = list(self.behind_us)
         whole_us = facts.compute_us
         for lane in facts.lanes:
-            needed, needed_beside = [0.0] * (count + 1), [0.0] * (count + 1)
-            behind, behind_beside = [0.0] * (count + 1), [0.0] * (count + 1)
-            total_us = total_beside_us = 0.0
-            for launch in lane.positions:
-                time_us = facts.duration_us[launch] / lane.speedup
-                beside_us = min(lane.beside_compute * time_us, self._beside_us(launch, lane) / lane.speedup)
-                total_us, total_beside_us = total_us + time_us, total_beside_us + beside_us
-                _add(needed, facts.done_before(launch), time_us)
-                _add(needed_beside, facts.done_before(launch), beside_us)
-                _add(behind, facts.after[launch], time_us)
-                _add(behind_beside, facts.after[launch], beside_us)
-            whole_us = max(whole_us, lane.span_us(facts.compute_us, total_us, total_beside_us))
-            spans = map(lane.span_us, self.before_us, accumulate(needed), accumulate(needed_beside))
+            needed, needed_gain = [0.0] * (count + 1), [0.0] * (count + 1)
+            behind, behind_gain = [0.0] * (count + 1), [0.0] * (count + 1)
+            total_gain_us = 0.0
+            for job in lane.jobs:
+                gain_us = min(job.gain_us, job.gain * self._beside_us(job.launch) / lane.speedup)
+                total_gain_us += gain_us
+                _add(needed, facts.done_before(job.launch), job.time_us)
+                _add(needed_gain, facts.done_before(job.launch), gain_us)
+                _add(behind, facts.after[job.launch], job.time_us)
+                _add(behind_gain, facts.after[job.launch], gain_us)
+            whole_us = max(whole_us, lane.span_us(facts.compute_us, lane.total_us, total_gain_us))
+            spans = map(lane.span_us, self.before_us, accumulate(needed), accumulate(needed_gain))
             floor_us = list(map(max, floor_us, spans))
-            spans = map(lane.span_us, self.behind_us, _suffix_sums(behind), _suffix_sums(behind_beside))
+            spans = map(lane.span_us, self.behind_us, _suffix_sums(behind), _suffix_sums(behind_gain))
             rest_us = list(map(max, rest_us, spans))
         return floor_us, rest_us, whole_us
 
-    def _beside_us(self, launch: int, lane: _LaneLoad) -> float:
+    def _beside_us(self, launch: int) -> float:
         """Fact 3: longest time that compute can run beside this collective: neither before its launch nor after it."""
         facts = self.facts
         after, done_before = facts.after[launch], facts.done_before(launch)
         before_us = 0.0 if after < 0 else self.before_us[after] + facts.duration_us[facts.fixed[after]]
-        free_us = max(0.0, facts.compute_us - before_us - self.behind_us[done_before])
-        return free_us * lane.contention.compute_beside_communication
+        return max(0.0, facts.compute_us - before_us - self.behind_us[done_before]) * facts.slowest
 
 
 def _add(sums: list[float], index: int, value: float) -> None:

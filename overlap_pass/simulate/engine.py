@@ -9,7 +9,8 @@ The lanes and their rules:
   everything issued to the compute lane before it has finished (the event recorded at its launch).
 
 Lanes that run at the same time slow each other down by :class:`~overlap_pass.cost.contention.Contention`: each item
-makes progress at 1/factor, and factors change only when something starts or ends. Between two such events all ends are
+makes progress at 1/factor, and factors change only when something starts or ends. Compute beside several
+collectives at once takes the largest of their factors. Between two such events all ends are
 known, so the simulation goes from event to event: time linear in ops times lanes.
 
     CPU      |a|L|b|w|c
@@ -24,15 +25,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.model import CostTable
 from overlap_pass.errors import IllegalSchedule
 from overlap_pass.graph.program import OpKind, OpNode, Program
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from overlap_pass.units import us_to_ns
 
-__all__ = ["Simulation", "simulate"]
+__all__ = ["LaunchAfter", "Simulation", "Simulator", "simulate"]
 
 LaunchAfter = Literal["issue", "data"]
+
+_NONE = Contention()
 
 
 @dataclass(frozen=True)
@@ -84,27 +88,74 @@ def simulate(
     Raises:
         IllegalSchedule: a wait comes before its launch.
     """
-    queues = _issue(program, costs, program.order if order is None else order, launch_after)
-    device = _Device(queues, costs)
-    device.run()
-    return _summary(queues, device, label)
+    return Simulator(program, costs, launch_after=launch_after).run(order, label)
+
+
+class Simulator:
+    """One program and its prices, to run many orders of it; the arguments are those of :func:`simulate`."""
+
+    def __init__(self, program: Program, costs: CostTable, *, launch_after: LaunchAfter = "issue") -> None:
+        self._program, self._costs, self._launch_after = program, costs, launch_after
+
+    def run(self, order: Sequence[str] | None = None, label: str = "") -> Simulation:
+        """The whole result."""
+        queues = self._issue(order)
+        device = _Device(queues, self._costs)
+        device.run()
+        return _summary(queues, device, label)
+
+    def step_us(self, order: Sequence[str] | None = None) -> float:
+        """The step alone, in about half of the time."""
+        queues = self._issue(order)
+        device = _Device(queues, self._costs)
+        device.run()
+        return max(device.now, queues.cpu_us)
+
+    def _issue(self, order: Sequence[str] | None) -> _Queues:
+        """What the CPU does: put each op into the queue of its lane."""
+        program, costs = self._program, self._costs
+        queues = _Queues()
+        launched: dict[str, _Item] = {}
+        exists = _Existence(program) if self._launch_after == "data" else None
+        for name in program.order if order is None else order:
+            op = program.op(name)
+            queues.cpu_us += costs.launch_us.get(name, 0.0)
+            if op.collective is not None:
+                gate = len(queues.compute) if exists is None else exists.gate(op)
+                item = _Item(op, costs.duration_us.get(name, 0.0), queues.cpu_us, gate, costs.contention_of(name))
+                queues.groups.setdefault(op.collective.group, []).append(item)
+                launched[name] = item
+            elif op.launch is not None:
+                if op.launch not in launched:
+                    raise IllegalSchedule(f"wait {name!r} comes before its launch {op.launch!r}: launch it first")
+                queues.compute.append(_Item(op, 0.0, queues.cpu_us, launch=launched[op.launch]))
+            elif op.kind is OpKind.COMPUTE and (length_us := costs.duration_us.get(name, 0.0)) > 0:
+                queues.compute.append(_Item(op, length_us, queues.cpu_us))
+            if exists is not None:
+                exists.note(op, len(queues.compute))
+        return queues
 
 
 @dataclass(slots=True)
 class _Item:
-    """One entry in a lane's queue."""
+    """One entry in a lane's queue.
+
+    Attributes:
+        gate: of a collective: how many entries of the compute queue must have finished first.
+        contention: of a collective: how it and compute slow each other down.
+        launch: of a wait: the collective waited for.
+        blocked_us: of a collective: how long waits for it held the compute lane.
+    """
 
     op: OpNode
     length_us: float
     issued_us: float
     gate: int = 0
-    """Collectives: how many entries of the compute queue must have finished first."""
+    contention: Contention = _NONE
     launch: _Item | None = None
-    """Waits: the collective waited for."""
     start_us: float = math.inf
     end_us: float = math.inf
     blocked_us: float = 0.0
-    """Collectives: how long waits for it held the compute lane."""
 
 
 @dataclass(slots=True)
@@ -114,30 +165,6 @@ class _Queues:
     compute: list[_Item] = field(default_factory=list)
     groups: dict[str, list[_Item]] = field(default_factory=dict)
     cpu_us: float = 0.0
-
-
-def _issue(program: Program, costs: CostTable, order: Sequence[str], launch_after: LaunchAfter) -> _Queues:
-    queues = _Queues()
-    launched: dict[str, _Item] = {}
-    exists = _Existence(program)
-    for name in order:
-        op = program.op(name)
-        queues.cpu_us += costs.launch_us.get(name, 0.0)
-        item = _Item(op, costs.duration_us.get(name, 0.0), queues.cpu_us)
-        if op.kind is OpKind.LAUNCH and op.collective is not None:
-            item.gate = len(queues.compute) if launch_after == "issue" else exists.gate(op)
-            queues.groups.setdefault(op.collective.group, []).append(item)
-            launched[name] = item
-        elif op.kind is OpKind.WAIT and op.launch is not None:
-            if op.launch not in launched:
-                raise IllegalSchedule(f"wait {name!r} comes before its launch {op.launch!r}: launch it first")
-            item.launch, item.length_us = launched[op.launch], 0.0
-            queues.compute.append(item)
-        elif op.kind is OpKind.COMPUTE and item.length_us > 0:
-            queues.compute.append(item)
-        if launch_after == "data":
-            exists.note(op, len(queues.compute))
-    return queues
 
 
 class _Existence:
@@ -160,17 +187,29 @@ class _Existence:
             self._writes[storage] = issued
 
 
+@dataclass(slots=True)
+class _Lane:
+    """A communicator: its queue, how far it is, and its current slow-down."""
+
+    items: list[_Item]
+    wire: str
+    head: int = 0
+    running: _Item | None = None
+    factor: float = 1.0
+
+
 class _Device:
     """The lanes while they run; ``now`` goes from event to event."""
 
     def __init__(self, queues: _Queues, costs: CostTable) -> None:
         self._compute = queues.compute
         self._lanes = [_Lane(items, costs.wires.get(group, "")) for group, items in queues.groups.items()]
-        self._contention = costs.contention
+        self._sharing = costs.contention.communication_beside_communication - 1.0
         self._finished = 0
         self._running: _Item | None = None
-        self._blocked_since = math.inf
         self._compute_factor = 1.0
+        self._active: list[_Lane] = []
+        self._blocked_since = math.inf
         self.now = 0.0
         self.compute_us = self.communication_us = self.exposed_us = 0.0
 
@@ -218,59 +257,50 @@ class _Device:
                 continue
             item.start_us, item.end_us = self.now, self.now + item.length_us * lane.factor
             lane.running = item
+            self._active.append(lane)
         return wake_us
 
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
-        active = [lane for lane in self._lanes if lane.running is not None]
-        contention, running = self._contention, self._running
-        factor = contention.compute_beside_communication if active else 1.0
+        running, active, now = self._running, self._active, self.now
+        slowdowns = [lane.running.contention for lane in active if lane.running is not None]
+        factor = max((slow.compute_beside_communication for slow in slowdowns), default=1.0)
         if running is not None and factor != self._compute_factor:
-            running.end_us = self.now + (running.end_us - self.now) * (factor / self._compute_factor)
+            running.end_us = now + (running.end_us - now) * (factor / self._compute_factor)
         self._compute_factor = factor
-        beside_compute = 1.0 if running is None else contention.communication_beside_compute
-        for lane in active:
-            sharing = sum(other.wire == lane.wire for other in active) - 1
-            factor = beside_compute * (1.0 + sharing * (contention.communication_beside_communication - 1.0))
+        for lane, slow in zip(active, slowdowns, strict=True):
+            others = sum(other.wire == lane.wire for other in active) - 1
+            factor = 1.0 + others * self._sharing
+            if running is not None:
+                factor *= slow.communication_beside_compute
             if factor != lane.factor and lane.running is not None:
-                lane.running.end_us = self.now + (lane.running.end_us - self.now) * (factor / lane.factor)
+                lane.running.end_us = now + (lane.running.end_us - now) * (factor / lane.factor)
                 lane.factor = factor
 
     def _next_end(self) -> float:
         end_us = math.inf if self._running is None else self._running.end_us
-        for lane in self._lanes:
+        for lane in self._active:
             if lane.running is not None and lane.running.end_us < end_us:
                 end_us = lane.running.end_us
         return end_us
 
     def _account(self, passed_us: float) -> None:
-        communicating = any(lane.running is not None for lane in self._lanes)
-        if communicating:
+        if self._active:
             self.communication_us += passed_us
         if self._running is not None:
             self.compute_us += passed_us
-        elif communicating:
+        elif self._active:
             self.exposed_us += passed_us
 
     def _finish(self) -> None:
         if self._running is not None and self._running.end_us <= self.now:
             self._running = None
             self._finished += 1
-        for lane in self._lanes:
+        for lane in tuple(self._active):
             if lane.running is not None and lane.running.end_us <= self.now:
                 lane.running = None
                 lane.head += 1
-
-
-@dataclass(slots=True)
-class _Lane:
-    """A communicator: its queue, how far it is, and its current slow-down."""
-
-    items: list[_Item]
-    wire: str
-    head: int = 0
-    running: _Item | None = None
-    factor: float = 1.0
+                self._active.remove(lane)
 
 
 def _summary(queues: _Queues, device: _Device, label: str) -> Simulation:

@@ -9,13 +9,14 @@ program = build.output(build.compute("y", x, weight, size_bytes=8))
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Collection, Iterator, Mapping
 
 from hypothesis import strategies as st
 
 from overlap_pass.cost.model import Contention, CostTable
-from overlap_pass.graph.dag import DepGraph, build_dag
+from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import (
     Category,
     Collective,
@@ -212,7 +213,7 @@ def _missing(dag: DepGraph, fixed: Collection[str]) -> _Missing:
     inputs = [position for position, op in enumerate(ops) if op.kind is OpKind.INPUT]
     others = [position for position, op in enumerate(ops) if op.kind is not OpKind.INPUT]
     kept = [position for position, op in enumerate(ops) if op.name in fixed]
-    for first, second in [*zip(inputs, inputs[1:], strict=False), *zip(kept, kept[1:], strict=False)]:
+    for first, second in [*itertools.pairwise(inputs), *itertools.pairwise(kept)]:
         successors[first].add(second)
     for position in others[:-1]:
         successors[others[-1]].discard(position)
@@ -297,8 +298,5 @@ def priced(
     )
     wires = draw(st.sampled_from(({}, {"g0": "inter_node", "g1": "intra_node"})))
     table = prices(program, duration_us, launch_us=launch_us, contention=draw(contentions()))
-    return program, CostTable(table.duration_us, table.launch_us, table.contention, wires=wires)
-
-
-def dag_of(program: Program) -> DepGraph:
-    return build_dag(program)
+    own = {op.name: draw(contentions()) for op in program.launches} if draw(st.booleans()) else {}
+    return program, CostTable(table.duration_us, table.launch_us, table.contention, wires=wires, beside_compute=own)
