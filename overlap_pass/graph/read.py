@@ -366,7 +366,7 @@ def _flops(node: fx.Node) -> int | None:
 def _concrete_flops(formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int | None:
     try:
         return _concrete(formula(*args, out_val=out, **kwargs))
-    except (AttributeError, TypeError, ValueError, IndexError):  # a formula that does not take this overload's arguments
+    except (AssertionError, AttributeError, TypeError, ValueError, IndexError):  # not made for these arguments
         return None
 
 

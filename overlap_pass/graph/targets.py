@@ -116,31 +116,30 @@ def category(target: object) -> Category:
 
 
 def flop_formula(target: object) -> Callable[..., int] | None:
-    """``f(*args, out_val=..., **kwargs) -> flops`` over tensors or shapes, a multiply-add counting 2; or ``None``."""
+    """``f(*args, out_val=..., **kwargs) -> flops``, a multiply-add counting 2; ``None`` where none is known.
+
+    Attention has a formula of its own: torch's refuses grouped key/value heads and does not know the CPU operators.
+    """
+    name = _name(target)
+    if "scaled_dot_product" in name:
+        return _attention_backward_flops if "backward" in name else _attention_flops
     packet = getattr(target, "overloadpacket", None)
-    if packet is None:
-        return None
-    known: Any = flop_registry.get(packet)
-    if known is not None:
-        return known  # type: ignore[no-any-return]
-    return _CPU_ATTENTION.get(_name(target))
+    formula: Any = flop_registry.get(packet) if packet is not None else None
+    return formula  # type: ignore[no-any-return]
 
 
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
-    """Two matrix products, Q·Kᵀ and P·V: 2·b·h·q·k·(d + d_v); causal masking is not discounted, as torch does not."""
+def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    """Two matrix products, Q·Kᵀ and P·V: 2·b·h·q·k·(d + d_v), with the query's heads where key/value heads are shared.
+
+    Causal masking is not discounted, as torch's own counter does not.
+    """
     batch, heads, rows, width = query.shape
     columns, value_width = key.shape[-2], value.shape[-1]
     return int(2 * batch * heads * rows * columns * (width + value_width))
 
 
 def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Five products in backward (S again, dV, dP, dQ, dK), three of them of width d and two of width d_v."""
+    """Five products in backward (S again, dV, dP, dQ, dK): three of width d and two of width d_v."""
     batch, heads, rows, width = query.shape
     columns, value_width = key.shape[-2], value.shape[-1]
     return int(2 * batch * heads * rows * columns * (3 * width + 2 * value_width))
-
-
-_CPU_ATTENTION: dict[str, Callable[..., int]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _attention_flops,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward_flops,
-}
