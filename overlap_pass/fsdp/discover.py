@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import nn
 from torch.fx import GraphModule
@@ -44,5 +46,13 @@ def live_fsdp_source(gm: GraphModule) -> str | None:
         if node.op == "placeholder":
             source = compat.fsdp_source(getattr(node.meta.get("grapharg"), "source", None))
             if source is not None:
-                return source
+                return _as_python(source)
     return None
+
+
+def _as_python(source: str) -> str:
+    """Dynamo's ``L['self']._modules['blocks']._modules['0']._parameters`` as ``self.blocks[0]``."""
+    source = source.removesuffix("._parameters")
+    source = re.sub(r"^[LG]\['(\w+)'\]", r"\1", source)
+    source = re.sub(r"\._modules\['(\d+)'\]", r"[\1]", source)
+    return re.sub(r"\._modules\['([^']+)'\]", r".\1", source)

@@ -58,7 +58,8 @@ class GatherSpec:
         shard_dtype: of the shard and its gradient.
         shard_group, shard_ranks: the group that the parameter is gathered over.
         reduce_group: the group of the reduce-scatter; the same ranks.
-        replicate_group: the group that gradients are all-reduced over as well (HSDP), ``None`` without one.
+        replicate_group, replicate_ranks: the group that gradients are all-reduced over as well (HSDP); ``None`` and 1
+            without one.
     """
 
     unit: str
@@ -73,6 +74,7 @@ class GatherSpec:
     shard_ranks: int
     reduce_group: str
     replicate_group: str | None
+    replicate_ranks: int
     reduction: Reduction
 
     @property

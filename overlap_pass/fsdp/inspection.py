@@ -180,6 +180,7 @@ def _gather_spec(
         reduce_group=mesh.reduce_group,
         # An average over one replica is the value itself.
         replicate_group=mesh.replicate_group if mesh.replicate_ranks > 1 else None,
+        replicate_ranks=mesh.replicate_ranks,
         reduction=_reduction(group, mesh, reduce_dtype or gather_dtype),
     )
 

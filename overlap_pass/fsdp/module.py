@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from overlap_pass.fsdp.compat import TensorParallelView, backward_running, witho
 from overlap_pass.fsdp.gather import GatherSpec, gather
 from overlap_pass.units import format_bytes
 
-__all__ = ["READS", "UNIT", "OverlapModule", "ParameterRead", "Unit", "converted_class"]
+__all__ = ["READS", "UNIT", "OverlapModule", "ParameterRead", "Unit", "converted_class", "describe"]
 
 # Keys in the ``__dict__`` of converted modules: parameter name -> ParameterRead, and the module's own unit.
 READS = "_overlap_reads"
@@ -193,7 +193,8 @@ class OverlapModule:
     def extra_repr(self) -> str:
         unit: Unit = self.__dict__[UNIT]
         before = super().extra_repr()  # type: ignore[misc]
-        return "\n".join(line for line in (before, _describe(unit)) if line)
+        backward = "gathered again in backward" if unit.reshard else "kept for backward"
+        return "\n".join(line for line in (before, f"overlap_pass: {describe(unit.specs)}; {backward}") if line)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise ConversionError(
@@ -256,18 +257,26 @@ def _warn_always_reduced(method: str) -> None:
     )
 
 
-def _describe(unit: Unit) -> str:
-    if not unit.specs:
-        return "overlap_pass: no parameters of its own"
-    first = unit.specs[0]
-    total = format_bytes(sum(spec.gathered_bytes for spec in unit.specs))
-    dtypes = "/".join(sorted({str(spec.gather_dtype).removeprefix("torch.") for spec in unit.specs}))
-    replicas = "" if first.replicate_group is None else f", reduced over group {first.replicate_group} too"
-    kept = "gathered again in backward" if unit.reshard else "kept for backward"
+def describe(specs: Sequence[GatherSpec]) -> str:
+    """``30 parameters, 24.0 KiB gathered as bfloat16 over 4 ranks × 2 replicas, gradients reduced as float32``."""
+    if not specs:
+        return "no parameters of its own"
+    size = format_bytes(sum(spec.gathered_bytes for spec in specs))
+    ranks = _joined(f"{spec.shard_ranks} ranks" for spec in specs)
+    replicas = _joined(f" × {spec.replicate_ranks} replicas" for spec in specs if spec.replicate_ranks > 1)
+    gathered = _joined(_name(spec.gather_dtype) for spec in specs)
+    reduced = _joined(_name(spec.reduce_dtype or spec.gather_dtype) for spec in specs)
     return (
-        f"overlap_pass: {len(unit.specs)} parameters, {total} gathered as {dtypes} over {first.shard_ranks} ranks"
-        f"{replicas}, {kept}"
+        f"{len(specs)} parameters, {size} gathered as {gathered} over {ranks}{replicas}, gradients reduced as {reduced}"
     )
+
+
+def _joined(words: Iterable[str]) -> str:
+    return "/".join(sorted(set(words)))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 @without_own_graph
