@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from overlap_pass.errors import CaptureError, EnvironmentRefused
+from overlap_pass.fsdp.convert import is_traceable
 from overlap_pass.profiling.llama import PRESETS, Llama, shard
 
 __all__ = ["TrainingReport", "compare_training"]
@@ -156,16 +157,18 @@ def _train(backend: str | None, rank: int, before_step: Callable[[int], None]) -
     if backend is not None:
         model = torch.compile(model, backend=backend, fullgraph=True)
     data = torch.Generator().manual_seed(1000 + rank)
+    tokens = torch.randint(PRESETS["tiny"].vocab_size, (BATCH, TOKENS + 1), generator=data)
     losses, gradients = [], []
     for step in range(1, STEPS + 1):
         before_step(step)
-        tokens = torch.randint(PRESETS["tiny"].vocab_size, (BATCH, TOKENS + 1), generator=data)
         loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
         losses.append(loss.item())
         gradients.append({name: _shard_of(weight.grad) for name, weight in model.named_parameters()})
         optimizer.step()
         optimizer.zero_grad()
+    if backend is not None and not is_traceable(model):
+        raise CaptureError("the model was compiled without its collectives, so equal numbers would prove nothing")
     return _Run(tuple(losses), tuple(gradients))
 
 
