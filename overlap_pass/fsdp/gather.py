@@ -123,8 +123,8 @@ def gather(parameter: Tensor, how: str, reshard: bool) -> Tensor:
         A plain tensor of shape ``GatherSpec.shape``.
     """
     spec = _spec(how)
-    shard = parameter.to_local(grad_placements=parameter.placements)
     with traceback.annotate({ANNOTATION: {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}}):
+        shard = parameter.to_local(grad_placements=parameter.placements)
         return _Gather.apply(shard, spec)
 
 
