@@ -235,19 +235,24 @@ _TIMES = st.integers(0, 12).map(float)
 
 @st.composite
 def fsdp_programs(draw: st.DrawFn, max_layers: int = 4, groups: tuple[str, ...] = ("g0", "g1")) -> Program:
-    """A chain of layers as FSDP runs them, each with some of: cast, gather, view, matmul, in-place op, random op,
-    activation all-reduce, gradient with its cast and its reduction, all in a serial order as written."""
+    """A chain of layers as FSDP runs them, all in a serial order as written.
+
+    Each has some of: cast, gather (with one or two waits), view, matmul, in-place, random, opaque or pointwise op,
+    activation all-reduce, gradient with its cast and its reduction (over one group or, as HSDP does, two).
+    """
     build = Builder()
     hidden = build.input("x", draw(_SIZES))
     returned = []
     for layer in range(draw(st.integers(1, max_layers))):
         weight = _gathered(draw, build, layer, draw(st.sampled_from(groups)))
         hidden = build.compute(f"mm_{layer}", hidden, weight, size_bytes=draw(_SIZES))
-        extra = draw(st.sampled_from(("nothing", "in place", "random", "pointwise", "all-reduce")))
+        extra = draw(st.sampled_from(("nothing", "in place", "random", "opaque", "pointwise", "all-reduce")))
         if extra == "in place":
             hidden = build.in_place(f"relu_{layer}", hidden)
         elif extra == "random":
             hidden = build.compute(f"drop_{layer}", hidden, size_bytes=draw(_SIZES), random=True)
+        elif extra == "opaque":
+            hidden = build.compute(f"custom_{layer}", hidden, size_bytes=draw(_SIZES), flops=None, opaque=True)
         elif extra == "pointwise":
             hidden = build.compute(f"gelu_{layer}", hidden, size_bytes=draw(_SIZES), category=Category.POINTWISE)
         elif extra == "all-reduce":
@@ -267,6 +272,8 @@ def _gathered(draw: st.DrawFn, build: Builder, layer: int, group: str) -> str:
         shard = build.cast(f"cast_{layer}", shard, draw(_SIZES))
     gather = build.all_gather(f"gather_{layer}", shard, draw(_SIZES), group=group, unit=f"layers.{layer // 2}")
     weight = build.wait(f"weight_{layer}", gather)
+    if draw(st.integers(0, 3)) == 0:
+        build.wait(f"again_{layer}", gather)
     return build.view(f"view_{layer}", weight) if draw(st.booleans()) else weight
 
 
@@ -276,6 +283,11 @@ def _reduced(draw: st.DrawFn, build: Builder, layer: int, hidden: str, group: st
         gradient = build.cast(f"upcast_{layer}", gradient, draw(_SIZES))
     reduction = build.reduce_scatter(f"reduce_{layer}", gradient, draw(_SIZES), group=group)
     reduced = build.wait(f"reduced_{layer}", reduction)
+    if draw(st.integers(0, 3)) == 0:
+        replicas = build.launch(
+            f"average_{layer}", reduced, CollectiveKind.ALL_REDUCE, Role.GRADIENT, size_bytes=draw(_SIZES), group="g1"
+        )
+        reduced = build.wait(f"averaged_{layer}", replicas)
     return build.cast(f"downcast_{layer}", reduced, draw(_SIZES)) if draw(st.booleans()) else reduced
 
 
