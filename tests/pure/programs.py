@@ -90,31 +90,19 @@ class Builder:
         )  # fmt: skip
 
     def launch(
-        self,
-        name: str,
-        source: str,
-        kind: CollectiveKind,
-        role: Role,
-        *,
-        size_bytes: int = 0,
-        group: str = "g0",
-        unit: str | None = None,
+        self, name: str, source: str, kind: CollectiveKind, role: Role, *, size_bytes: int = 0, group: str = "g0"
     ) -> str:
         """A collective on two ranks whose result takes ``size_bytes``."""
-        self._groups[group] = 2
         payload_bytes = max(size_bytes, self._bytes(source))
-        collective = Collective(kind, group, 2, payload_bytes, "bfloat16", role, unit)
-        return self._add(
-            OpNode(name, OpKind.LAUNCH, f"test.{kind}", (source,), self._allocate(name, size_bytes),
-                   read_bytes=self._bytes(source), written_bytes=size_bytes, collective=collective)
-        )  # fmt: skip
+        return self._launch(name, source, Collective(kind, group, 2, payload_bytes, "bfloat16", role), size_bytes)
 
     def all_gather(
         self, name: str, shard: str, size_bytes: int = 0, *, group: str = "g0", unit: str | None = None
     ) -> str:
-        return self.launch(
-            name, shard, CollectiveKind.ALL_GATHER, Role.PARAMETER, size_bytes=size_bytes, group=group, unit=unit
-        )
+        """Gathers a parameter of ``unit``."""
+        kind, payload_bytes = CollectiveKind.ALL_GATHER, max(size_bytes, self._bytes(shard))
+        collective = Collective(kind, group, 2, payload_bytes, "bfloat16", Role.PARAMETER, unit)
+        return self._launch(name, shard, collective, size_bytes)
 
     def reduce_scatter(self, name: str, gradient: str, size_bytes: int = 0, *, group: str = "g0") -> str:
         return self.launch(
@@ -128,6 +116,21 @@ class Builder:
     def output(self, *returned: str) -> Program:
         self._add(OpNode("output", OpKind.OUTPUT, "output", returned))
         return Program(self._name, self._phase, tuple(self._ops.values()), tuple(self._storages), dict(self._groups))
+
+    def _launch(self, name: str, source: str, collective: Collective, size_bytes: int) -> str:
+        self._groups[collective.group] = collective.group_size
+        return self._add(
+            OpNode(
+                name,
+                OpKind.LAUNCH,
+                f"test.{collective.kind}",
+                (source,),
+                self._allocate(name, size_bytes),
+                read_bytes=self._bytes(source),
+                written_bytes=size_bytes,
+                collective=collective,
+            )
+        )
 
     def _add(self, op: OpNode) -> str:
         if op.name in self._ops:
