@@ -35,10 +35,12 @@ class Cluster:
     Attributes:
         members: names in the order as written; the first one stands for the launch.
         traffic_bytes: for each member, what it moves through memory as part of the cluster.
+        internal: members whose results only other members read, so that they never reach memory.
     """
 
     members: tuple[str, ...]
     traffic_bytes: tuple[float, ...]
+    internal: tuple[str, ...] = ()
 
 
 def is_unknown(op: OpNode) -> bool:
@@ -138,16 +140,20 @@ def _cluster(
     program: Program, source: list[int], lead: Mapping[int, int], positions: list[int], escapes: set[int]
 ) -> Cluster:
     seen: set[int] = set()
-    traffic_bytes: list[float] = []
+    members, traffic_bytes, internal = [], [], []
     for position in positions:
         op = program.ops[position]
-        moved_bytes = float(op.written_bytes) if position in escapes or op.writes else 0.0
+        written = position in escapes or bool(op.writes)
+        moved_bytes = float(op.written_bytes) if written else 0.0
         for base, read_bytes in _reads(program, source, op):
             if lead.get(base) != lead[position] and base not in seen:
                 moved_bytes += read_bytes
                 seen.add(base)
+        members.append(op.name)
         traffic_bytes.append(moved_bytes)
-    return Cluster(tuple(program.ops[position].name for position in positions), tuple(traffic_bytes))
+        if not written:
+            internal.append(op.name)
+    return Cluster(tuple(members), tuple(traffic_bytes), tuple(internal))
 
 
 def _reads(program: Program, source: list[int], op: OpNode) -> list[tuple[int, float]]:

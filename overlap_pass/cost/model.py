@@ -11,7 +11,7 @@ from overlap_pass.cost.compute import clusters, is_unknown, kernel_us, member_us
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import OptionError
-from overlap_pass.graph.program import CollectiveKind, OpKind, Program
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, Program
 
 __all__ = ["Contention", "CostTable", "price"]
 
@@ -29,6 +29,7 @@ class CostTable:
         hardware: name of the hardware file used.
         wires: group → the wire its collectives use; only those on one wire share it. A group that is not listed
             uses the wire ``""``.
+        lanes: launch → what runs it, such as a copy engine; a launch that is not listed runs on its communicator.
         beside_compute: launch → how that collective and compute slow each other down, where it is not as in general.
     """
 
@@ -38,7 +39,12 @@ class CostTable:
     unknown: tuple[str, ...] = ()
     hardware: str = ""
     wires: Mapping[str, str] = field(default_factory=dict)
+    lanes: Mapping[str, str] = field(default_factory=dict)
     beside_compute: Mapping[str, Contention] = field(default_factory=dict)
+
+    def lane_of(self, launch: str, collective: Collective) -> str:
+        """What runs the collective, one after the other with all others on it."""
+        return self.lanes.get(launch, collective.group)
 
     def contention_of(self, launch: str) -> Contention:
         """How the collective and compute slow each other down while both run."""

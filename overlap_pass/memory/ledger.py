@@ -9,13 +9,19 @@ The rules, over alias sets (storages), not over tensors:
 5. What the graph returns lives to the end; so does an input that nothing reads and what a launch without a wait reads.
 
 A storage of 0 bytes (an effect token) changes nothing.
+
+That is what an interpreter of the graph allocates, op by op, and an upper bound for compiled code. A compiler that fuses
+ops never allocates what passes between them; told which (:func:`overlap_pass.cost.compute.clusters`), the ledger gives
+such a result no bytes and keeps what a cluster reads until its last member, as one kernel would. That is an estimate:
+what really fuses is known only after the lowering.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from overlap_pass.cost.compute import Cluster
 from overlap_pass.graph.program import OpKind, OpNode, Program
 
 __all__ = ["Ledger", "Lifetimes", "MemoryProfile", "peak"]
@@ -42,6 +48,12 @@ class MemoryProfile:
 class Lifetimes:
     """Who allocates each storage of a program and how many ops touch it: made once, shared by many ledgers.
 
+    Args:
+        program: the graph.
+        fused: ops that run as one kernel each; none for an interpreter.
+        resident_bytes: what the process holds beside what the graph names (optimizer state, gradients kept from
+            micro-batches before); part of the base.
+
     Attributes:
         size_bytes: size of each storage, by id.
         base_bytes: held storages.
@@ -53,28 +65,40 @@ class Lifetimes:
 
     __slots__ = ("allocated", "base_bytes", "size_bytes", "start_bytes", "touches", "uses")
 
-    def __init__(self, program: Program) -> None:
-        self.size_bytes = tuple(storage.size_bytes for storage in program.storages)
-        self.base_bytes = sum(storage.size_bytes for storage in program.storages if storage.held)
+    def __init__(self, program: Program, *, fused: Iterable[Cluster] = (), resident_bytes: int = 0) -> None:
+        late, never = _fusion(program, fused)
+        self.size_bytes = tuple(0 if storage.id in never else storage.size_bytes for storage in program.storages)
+        self.base_bytes = resident_bytes + sum(storage.size_bytes for storage in program.storages if storage.held)
         self.start_bytes = self.base_bytes
         allocated = [0] * len(program.ops)
         for storage in program.storages:
             position = program.index[storage.owner]
             if program.ops[position].kind is not OpKind.INPUT:
-                allocated[position] += storage.size_bytes
+                allocated[position] += self.size_bytes[storage.id]
             elif not storage.held:
                 self.start_bytes += storage.size_bytes
         self.allocated = tuple(allocated)
-        mortal = {storage.id for storage in program.storages if storage.size_bytes and not storage.held}
+        mortal = {storage.id for storage in program.storages if self.size_bytes[storage.id] and not storage.held}
         uses = [0] * len(program.storages)
         touches: list[tuple[int, ...]] = []
         for op in program.ops:
-            touched = _touched(program, op) & mortal
+            touched = (_touched(program, op) | late.get(op.name, set())) & mortal
             for storage_id in touched:
                 uses[storage_id] += 1
             touches.append(() if _keeps(program, op) else tuple(sorted(touched)))
         self.touches = tuple(touches)
         self.uses = tuple(uses)
+
+
+def _fusion(program: Program, fused: Iterable[Cluster]) -> tuple[dict[str, set[int]], set[int]]:
+    """Last member of each cluster → storages that the cluster touches; storages that are never allocated."""
+    late: dict[str, set[int]] = {}
+    never: set[int] = set()
+    for cluster in fused:
+        late[cluster.members[-1]] = set().union(*(_touched(program, program.op(name)) for name in cluster.members))
+        for name in cluster.internal:
+            never.update(s for s in program.op(name).storages if program.storages[s].owner == name)
+    return late, never
 
 
 def _touched(program: Program, op: OpNode) -> set[int]:
@@ -142,16 +166,27 @@ class Ledger:
         return twin
 
 
-def peak(program: Program, order: Sequence[str] | None = None) -> MemoryProfile:
-    """Memory of ``order`` (default: as written), in time linear in ops and the storages they touch."""
-    ledger = Ledger(Lifetimes(program))
-    base_bytes = ledger._lifetimes.base_bytes
+def peak(
+    program: Program,
+    order: Sequence[str] | None = None,
+    *,
+    fused: Iterable[Cluster] = (),
+    resident_bytes: int = 0,
+) -> MemoryProfile:
+    """Memory of ``order`` (default: as written), in time linear in ops and the storages they touch.
+
+    Args:
+        program: the graph.
+        order: op names, each once.
+        fused, resident_bytes: see :class:`Lifetimes`.
+    """
+    lifetimes = Lifetimes(program, fused=fused, resident_bytes=resident_bytes)
+    ledger = Ledger(lifetimes)
     names = program.order if order is None else order
     live_bytes: list[int] = []
     for name in names:
         position = program.index[name]
-        live_bytes.append(ledger.live_bytes + ledger.allocates(position))
+        live_bytes.append(ledger.live_bytes + lifetimes.allocated[position])
         ledger.advance(position)
-    if not live_bytes:
-        return MemoryProfile(ledger.peak_bytes, "", base_bytes, ())
-    return MemoryProfile(ledger.peak_bytes, names[live_bytes.index(ledger.peak_bytes)], base_bytes, tuple(live_bytes))
+    peak_op = names[live_bytes.index(ledger.peak_bytes)] if live_bytes else ""
+    return MemoryProfile(ledger.peak_bytes, peak_op, lifetimes.base_bytes, tuple(live_bytes))

@@ -48,8 +48,8 @@ class Bound:
 
     Attributes:
         step_us: the bound, the largest of ``values``.
-        by: the argument that gives it: ``"compute lane"``, ``"communicator g0"``, ``"wire intra_node"``,
-            ``"CPU lane"``, ``"chain"`` or ``"head and tail"``.
+        by: the argument that gives it: ``"compute lane"``, ``"communicator g0"`` (or the name of a copy engine),
+            ``"wire intra_node"``, ``"CPU lane"``, ``"chain"`` or ``"head and tail"``.
         values: what each argument gives, in microseconds.
     """
 
@@ -161,9 +161,9 @@ class _LaneLoad:
 
 
 def _lane_load(name: str, launches: Sequence[OpNode], program: Program, costs: CostTable) -> _LaneLoad:
-    groups = {op.collective.group for op in launches if op.collective is not None}
-    sharing = 1.0 + (len(groups) - 1) * (costs.contention.communication_beside_communication - 1.0)
-    speedup = max(1.0, len(groups) / sharing)
+    at_once = len({costs.lane_of(op.name, op.collective) for op in launches if op.collective is not None})
+    sharing = 1.0 + (at_once - 1) * (costs.contention.communication_beside_communication - 1.0)
+    speedup = max(1.0, at_once / sharing)
     jobs, gains_per_us = [], [0.0]
     for op in launches:
         contention = costs.contention_of(op.name)
@@ -176,15 +176,16 @@ def _lane_load(name: str, launches: Sequence[OpNode], program: Program, costs: C
 
 
 def _lanes(program: Program, costs: CostTable) -> tuple[_LaneLoad, ...]:
-    """One for each communicator, and one for each wire that several communicators share."""
-    by_group: dict[str, list[OpNode]] = {}
+    """One for each lane that runs collectives, and one for each wire that several of them share."""
+    by_lane: dict[str, list[OpNode]] = {}
     by_wire: dict[str, list[OpNode]] = {}
     for op in program.launches:
         if op.collective is not None:
-            by_group.setdefault(op.collective.group, []).append(op)
-            by_wire.setdefault(costs.wires.get(op.collective.group, ""), []).append(op)
-    lanes = [_lane_load(f"communicator {group}", launches, program, costs) for group, launches in by_group.items()]
-    wires = [_lane_load(f"wire {wire}".strip(), launches, program, costs) for wire, launches in by_wire.items()]
+            lane = costs.lane_of(op.name, op.collective)
+            by_lane.setdefault(f"communicator {lane}" if lane == op.collective.group else lane, []).append(op)
+            by_wire.setdefault(f"wire {costs.wires.get(op.collective.group, '')}".strip(), []).append(op)
+    lanes = [_lane_load(name, launches, program, costs) for name, launches in by_lane.items()]
+    wires = [_lane_load(name, launches, program, costs) for name, launches in by_wire.items()]
     return (*lanes, *(wire for wire in wires if wire.jobs not in [lane.jobs for lane in lanes]))
 
 

@@ -5,8 +5,9 @@ The lanes and their rules:
 - **CPU**: issues the ops in order; each takes its ``launch_us``. It never waits for the device.
 - **compute**: runs what was issued to it in order, one op at a time. A wait in it lets nothing past until its
   collective has ended.
-- **one per communicator**: runs its collectives in the order issued, one at a time. A collective may start once
-  everything issued to the compute lane before it has finished (the event recorded at its launch).
+- **one per communicator** (and one per copy engine that sends in its stead): runs its collectives in the order
+  issued, one at a time. A collective may start once everything issued to the compute lane before it has finished (the
+  event recorded at its launch).
 
 Lanes that run at the same time slow each other down by :class:`~overlap_pass.cost.contention.Contention`: each item
 makes progress at 1/factor, and factors change only when something starts or ends. Compute beside several
@@ -123,7 +124,8 @@ class Simulator:
             if op.collective is not None:
                 gate = len(queues.compute) if exists is None else exists.gate(op)
                 item = _Item(op, costs.duration_us.get(name, 0.0), queues.cpu_us, gate, costs.contention_of(name))
-                queues.groups.setdefault(op.collective.group, []).append(item)
+                item.wire = costs.wires.get(op.collective.group, "")
+                queues.collectives.setdefault(costs.lane_of(name, op.collective), []).append(item)
                 launched[name] = item
             elif op.launch is not None:
                 if op.launch not in launched:
@@ -143,6 +145,7 @@ class _Item:
     Attributes:
         gate: of a collective: how many entries of the compute queue must have finished first.
         contention: of a collective: how it and compute slow each other down.
+        wire: of a collective: what it shares with others of the same wire.
         launch: of a wait: the collective waited for.
         blocked_us: of a collective: how long waits for it held the compute lane.
     """
@@ -152,6 +155,7 @@ class _Item:
     issued_us: float
     gate: int = 0
     contention: Contention = _NONE
+    wire: str = ""
     launch: _Item | None = None
     start_us: float = math.inf
     end_us: float = math.inf
@@ -163,7 +167,7 @@ class _Queues:
     """What the CPU hands to the device, lane by lane."""
 
     compute: list[_Item] = field(default_factory=list)
-    groups: dict[str, list[_Item]] = field(default_factory=dict)
+    collectives: dict[str, list[_Item]] = field(default_factory=dict)
     cpu_us: float = 0.0
 
 
@@ -192,7 +196,6 @@ class _Lane:
     """A communicator: its queue, how far it is, and its current slow-down."""
 
     items: list[_Item]
-    wire: str
     head: int = 0
     running: _Item | None = None
     factor: float = 1.0
@@ -203,7 +206,7 @@ class _Device:
 
     def __init__(self, queues: _Queues, costs: CostTable) -> None:
         self._compute = queues.compute
-        self._lanes = [_Lane(items, costs.wires.get(group, "")) for group, items in queues.groups.items()]
+        self._lanes = [_Lane(items) for items in queues.collectives.values()]
         self._sharing = costs.contention.communication_beside_communication - 1.0
         self._finished = 0
         self._running: _Item | None = None
@@ -262,19 +265,19 @@ class _Device:
 
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
-        running, active, now = self._running, self._active, self.now
-        slowdowns = [lane.running.contention for lane in active if lane.running is not None]
-        factor = max((slow.compute_beside_communication for slow in slowdowns), default=1.0)
+        running, now = self._running, self.now
+        beside = [(lane, lane.running) for lane in self._active if lane.running is not None]
+        factor = max((item.contention.compute_beside_communication for _, item in beside), default=1.0)
         if running is not None and factor != self._compute_factor:
             running.end_us = now + (running.end_us - now) * (factor / self._compute_factor)
         self._compute_factor = factor
-        for lane, slow in zip(active, slowdowns, strict=True):
-            others = sum(other.wire == lane.wire for other in active) - 1
+        for lane, item in beside:
+            others = sum(other.wire == item.wire for _, other in beside) - 1
             factor = 1.0 + others * self._sharing
             if running is not None:
-                factor *= slow.communication_beside_compute
-            if factor != lane.factor and lane.running is not None:
-                lane.running.end_us = now + (lane.running.end_us - now) * (factor / lane.factor)
+                factor *= item.contention.communication_beside_compute
+            if factor != lane.factor:
+                item.end_us = now + (item.end_us - now) * (factor / lane.factor)
                 lane.factor = factor
 
     def _next_end(self) -> float:
@@ -306,8 +309,8 @@ class _Device:
 def _summary(queues: _Queues, device: _Device, label: str) -> Simulation:
     step_us = max(device.now, queues.cpu_us)
     spans = [_span(item, "compute", SpanKind.COMPUTE) for item in queues.compute if item.launch is None]
-    for group, items in queues.groups.items():
-        spans += [_span(item, group, SpanKind.COMMUNICATION) for item in items]
+    for lane, items in queues.collectives.items():
+        spans += [_span(item, lane, SpanKind.COMMUNICATION) for item in items]
     visible = sorted((s for s in spans if s.end_ns > s.start_ns), key=lambda s: (s.start_ns, s.lane, s.name))
     return Simulation(
         timeline=Timeline(label, us_to_ns(step_us), tuple(visible), predicted=True),
@@ -316,7 +319,7 @@ def _summary(queues: _Queues, device: _Device, label: str) -> Simulation:
         communication_us=device.communication_us,
         exposed_us=device.exposed_us,
         cpu_us=queues.cpu_us,
-        blocked_us={item.op.name: item.blocked_us for items in queues.groups.values() for item in items},
+        blocked_us={item.op.name: item.blocked_us for items in queues.collectives.values() for item in items},
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -304,7 +305,7 @@ def contentions() -> st.SearchStrategy[Contention]:
 def priced(
     draw: st.DrawFn, programs: st.SearchStrategy[Program] | None = None, *, cpu: bool = True
 ) -> tuple[Program, CostTable]:
-    """A random program with random prices; every op that runs somewhere may also cost CPU time if ``cpu``."""
+    """A random program with random prices, contention, wires and copy engines; and CPU time for launches if ``cpu``."""
     program = draw(programs if programs is not None else fsdp_programs())
     on_device = [op.name for op in program.ops if op.kind in (OpKind.COMPUTE, OpKind.LAUNCH)]
     duration_us = {name: draw(_TIMES) for name in on_device}
@@ -314,4 +315,5 @@ def priced(
     wires = draw(st.sampled_from(({}, {"g0": "inter_node", "g1": "intra_node"})))
     table = prices(program, duration_us, launch_us=launch_us, contention=draw(contentions()))
     own = {op.name: draw(contentions()) for op in program.launches} if draw(st.booleans()) else {}
-    return program, CostTable(table.duration_us, table.launch_us, table.contention, wires=wires, beside_compute=own)
+    engines = {op.name: "copy engine" for op in program.launches if draw(st.booleans())} if draw(st.booleans()) else {}
+    return program, replace(table, wires=wires, beside_compute=own, lanes=engines)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from overlap_pass.cost.compute import clusters
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Category, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
 from overlap_pass.memory.ledger import Ledger, Lifetimes, peak
@@ -152,6 +153,48 @@ def test_gathering_everything_first_costs_the_sum_of_the_gathered_parameters() -
     assert peak(program, (*inputs, *gathers, *rest)).peak_bytes == 12 + 1 + 3 * 8 + 1
     as_written = [name for name in program.order if name not in inputs]
     assert peak(program, (*inputs, *as_written)).peak_bytes == 12 + 1 + 8 + 1
+
+
+def test_what_passes_between_fused_ops_takes_no_memory() -> None:
+    """x ─ square ─ mean ─ scale(x), one kernel: it reads x and writes scale; x is there until the kernel is done."""
+    build = Builder()
+    x = build.input("x", 100)
+    square = build.compute("square", x, size_bytes=100, category=Category.POINTWISE)
+    mean = build.compute("mean", square, size_bytes=10, category=Category.REDUCTION)
+    scale = build.compute("scale", x, mean, size_bytes=100, category=Category.POINTWISE)
+    program = build.output(build.compute("mm", scale, size_bytes=50))
+
+    assert peak(program).live_bytes == (100, 200, 210, 210, 150, 50)
+    assert peak(program, fused=clusters(program)).live_bytes == (100, 100, 100, 200, 150, 50)
+
+
+def test_a_fused_kernel_holds_all_it_reads_until_its_last_op() -> None:
+    build = Builder()
+    a, b = build.input("a", 7), build.input("b", 5)
+    first = build.compute("first", a, size_bytes=100, category=Category.POINTWISE)
+    program = build.output(build.compute("second", first, b, size_bytes=1, category=Category.POINTWISE))
+
+    assert peak(program, fused=clusters(program)).live_bytes == (12, 12, 12, 13, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(fsdp_programs(), st.randoms(use_true_random=False))
+def test_a_fused_estimate_differs_only_where_ops_fuse(program: Program, draws: random.Random) -> None:
+    order = random_order(build_dag(program), draws)
+    alone = [cluster for cluster in clusters(program) if len(cluster.members) == 1]
+    assume(not any(cluster.internal for cluster in alone))  # a result that nothing reads is never written
+    assert peak(program, order, fused=alone) == peak(program, order)
+    internal = [name for cluster in clusters(program) for name in cluster.internal]
+    saved_bytes = sum(storage.size_bytes for storage in program.storages if storage.owner in internal)
+    fused, plain = peak(program, order, fused=clusters(program)), peak(program, order)
+    assert plain.peak_bytes - fused.peak_bytes <= saved_bytes
+
+
+def test_what_the_process_holds_beside_the_graph_is_part_of_the_base() -> None:
+    program = _overlapped()[0]
+    with_state = peak(program, resident_bytes=1000)
+    assert with_state.base_bytes == 1000 + 9
+    assert with_state.live_bytes == tuple(1000 + live for live in peak(program).live_bytes)
 
 
 def test_an_empty_order_peaks_at_what_is_there_at_the_start() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -102,6 +103,14 @@ def test_a_wait_blocks_compute_that_needs_nothing_of_it() -> None:
 
     assert (as_written.step_us, as_written.blocked_us["gather"]) == (18, 8)
     assert (better.step_us, better.blocked_us["gather"]) == (10, 0)
+
+
+def test_a_copy_engine_runs_beside_the_communicator_of_its_group() -> None:
+    program = _two_collectives("g0")
+    costs = replace(prices(program, _TIMES), lanes={"gather": "copy engine"})
+    spans = {span.name: span for span in simulate(program, costs).timeline.spans}
+    assert (spans["gather"].lane, spans["reduction"].lane) == ("copy engine", "g0")
+    assert spans["reduction"].start_ns == 0
 
 
 def test_several_waits_of_one_launch_block_once() -> None:
@@ -247,8 +256,8 @@ def _recurrence(program: Program, costs: CostTable, order: tuple[str, ...]) -> f
         op = program.op(name)
         cpu += costs.launch_us[name]
         if op.collective is not None:
-            start = max(cpu, compute, lanes.get(op.collective.group, 0.0))
-            ends[name] = lanes[op.collective.group] = start + costs.duration_us[name]
+            lane = costs.lane_of(name, op.collective)
+            ends[name] = lanes[lane] = max(cpu, compute, lanes.get(lane, 0.0)) + costs.duration_us[name]
         elif op.launch is not None:
             compute = max(compute, cpu, ends[op.launch])
         elif op.kind is OpKind.COMPUTE and costs.duration_us[name]:
@@ -263,7 +272,7 @@ def test_without_contention_the_step_is_that_of_the_textbook_recurrence(
     case: tuple[Program, CostTable], draws: random.Random
 ) -> None:
     program, costs = case
-    free = CostTable(costs.duration_us, costs.launch_us, Contention())
+    free = replace(costs, contention=Contention(), beside_compute={})
     order = random_order(build_dag(program), draws)
     assert simulate(program, free, order).step_us == _recurrence(program, free, order)
 
