@@ -41,6 +41,7 @@ class CostTable:
     wires: Mapping[str, str] = field(default_factory=dict)
     lanes: Mapping[str, str] = field(default_factory=dict)
     beside_compute: Mapping[str, Contention] = field(default_factory=dict)
+    starts_between_kernels: bool = False
 
     def lane_of(self, launch: str, collective: Collective) -> str:
         """What runs the collective, one after the other with all others on it."""

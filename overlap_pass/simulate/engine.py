@@ -7,7 +7,9 @@ The lanes and their rules:
   collective has ended.
 - **one per communicator** (and one per copy engine that sends in its stead): runs its collectives in the order
   issued, one at a time. A collective may start once everything issued to the compute lane before it has finished (the
-  event recorded at its launch).
+  event recorded at its launch). Where ``costs.starts_between_kernels``, one that finds its communicator idle and a
+  compute op running has to wait until that op ends: the op's kernel holds all multiprocessors. It then comes before
+  the next op, which finds it ready. So a launch just before an op does not hide under that op.
 
 Lanes that run at the same time slow each other down by :class:`~overlap_pass.cost.contention.Contention`: each item
 makes progress at 1/factor, and factors change only when something starts or ends. Compute beside several
@@ -125,7 +127,10 @@ class Simulator:
                 gate = len(queues.compute) if exists is None else exists.gate(op)
                 item = _Item(op, costs.duration_us.get(name, 0.0), queues.cpu_us, gate, costs.contention_of(name))
                 item.wire = costs.wires.get(op.collective.group, "")
-                queues.collectives.setdefault(costs.lane_of(name, op.collective), []).append(item)
+                lane = costs.lane_of(name, op.collective)
+                queues.collectives.setdefault(lane, []).append(item)
+                if lane != op.collective.group:
+                    queues.copy_lanes.add(lane)  # a copy engine needs no multiprocessor
                 launched[name] = item
             elif op.launch is not None:
                 if op.launch not in launched:
@@ -147,6 +152,7 @@ class _Item:
         contention: of a collective: how it and compute slow each other down.
         wire: of a collective: what it shares with others of the same wire.
         launch: of a wait: the collective waited for.
+        ready_us: of a collective: when all it needed was a place on the device.
         blocked_us: of a collective: how long waits for it held the compute lane.
     """
 
@@ -157,6 +163,7 @@ class _Item:
     contention: Contention = _NONE
     wire: str = ""
     launch: _Item | None = None
+    ready_us: float = math.inf
     start_us: float = math.inf
     end_us: float = math.inf
     blocked_us: float = 0.0
@@ -168,6 +175,7 @@ class _Queues:
 
     compute: list[_Item] = field(default_factory=list)
     collectives: dict[str, list[_Item]] = field(default_factory=dict)
+    copy_lanes: set[str] = field(default_factory=set)
     cpu_us: float = 0.0
 
 
@@ -199,6 +207,8 @@ class _Lane:
     head: int = 0
     running: _Item | None = None
     factor: float = 1.0
+    freed_us: float = -math.inf
+    by_copy: bool = False
 
 
 class _Device:
@@ -206,7 +216,8 @@ class _Device:
 
     def __init__(self, queues: _Queues, costs: CostTable) -> None:
         self._compute = queues.compute
-        self._lanes = [_Lane(items) for items in queues.collectives.values()]
+        self._lanes = [_Lane(items, by_copy=name in queues.copy_lanes) for name, items in queues.collectives.items()]
+        self._between_kernels = costs.starts_between_kernels
         self._sharing = costs.contention.communication_beside_communication - 1.0
         self._finished = 0
         self._running: _Item | None = None
@@ -258,10 +269,18 @@ class _Device:
             if item.issued_us > self.now:
                 wake_us = min(wake_us, item.issued_us)
                 continue
+            item.ready_us = min(item.ready_us, self.now)
+            if self._between_kernels and not lane.by_copy and self._crowded_out(item, lane):
+                continue
             item.start_us, item.end_us = self.now, self.now + item.length_us * lane.factor
             lane.running = item
             self._active.append(lane)
         return wake_us
+
+    def _crowded_out(self, item: _Item, lane: _Lane) -> bool:
+        """A compute op got the multiprocessors first, and no earlier collective of the lane leaves its own behind."""
+        running = self._running
+        return running is not None and running.start_us <= item.ready_us and lane.freed_us < item.ready_us
 
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
@@ -302,6 +321,7 @@ class _Device:
         for lane in tuple(self._active):
             if lane.running is not None and lane.running.end_us <= self.now:
                 lane.running = None
+                lane.freed_us = self.now
                 lane.head += 1
                 self._active.remove(lane)
 
