@@ -83,6 +83,7 @@ def run_cases(cases: Mapping[str, Callable[[], Any]], *, ranks: int = 2, limit_s
         except RankError as error:
             failure = str(error)
         outcomes: dict[str, Outcome] = {}
+        behind: str | None = None
         for number, name in enumerate(cases):
             files = [Path(folder) / f"case-{number}-{rank}" for rank in range(ranks)]
             if all(file.exists() for file in files):
@@ -90,7 +91,8 @@ def run_cases(cases: Mapping[str, Callable[[], Any]], *, ranks: int = 2, limit_s
                 outcomes[name] = Outcome(returned=returned)
             else:
                 outcomes[name] = Outcome(failure=failure)
-                failure = f"not run: case {name!r} failed before it"
+                behind = behind or f"not run: case {name!r} failed before it"
+                failure = behind
         return outcomes
 
 
@@ -142,7 +144,7 @@ def _work(rank: int, ranks: int, folder: Path, function: Callable[..., Any], arg
         # No rank leaves while another still talks to it.
         dist.barrier()
         dist.destroy_process_group()
-    except BaseException:  # what ends a rank is for the parent to report, whatever it is
+    except BaseException:  # noqa: BLE001  what ends a rank is for the parent to report, whatever it is
         (folder / f"traceback-{rank}").write_text(traceback.format_exc())
         raise SystemExit(1) from None
 
