@@ -27,18 +27,18 @@ SEQUENCE_TOKENS = 4096
 
 
 def make_model(name: str) -> nn.Module:
-    """A sharded model: fp32 shards, bf16 in compute, gradients reduced in fp32, gathered again in backward."""
+    """A sharded model: fp32 shards, bf16 in compute, gradients reduced in fp32, gathered again in backward.
+
+    It is built whole on each device before it is sharded, so that every rank and every call starts from the same weights.
+    """
     torch.manual_seed(0)
-    with torch.device("meta"):
+    with DEVICE:
         model = Llama(preset(name))
     mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    model.to_empty(device=DEVICE)
-    model.reset_parameters()
-    return model
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def make_batch(name: str, tokens: int) -> tuple[Tensor, Tensor]:
