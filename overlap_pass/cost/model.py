@@ -31,6 +31,8 @@ class CostTable:
             uses the wire ``""``.
         lanes: launch → what runs it, such as a copy engine; a launch that is not listed runs on its communicator.
         beside_compute: launch → how that collective and compute slow each other down, where it is not as in general.
+        starts_between_kernels: a collective on an idle communicator starts only when the running compute op has ended
+            (seen on H200: the GEMMs are persistent kernels that hold every multiprocessor until they end).
     """
 
     duration_us: Mapping[str, float]
@@ -100,6 +102,7 @@ def price(
             if op.collective is not None and op.collective.kind in hardware.contention_by_kind
         },
         wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
+        starts_between_kernels=True,
     )
 
 

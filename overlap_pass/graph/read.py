@@ -366,7 +366,7 @@ def _flops(node: fx.Node) -> int | None:
 def _concrete_flops(formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int | None:
     try:
         return _concrete(formula(*args, out_val=out, **kwargs))
-    except (AssertionError, AttributeError, TypeError, ValueError, IndexError):  # not made for these arguments
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError):  # not made for these arguments
         return None
 
 

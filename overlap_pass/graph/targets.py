@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,28 +119,24 @@ def category(target: object) -> Category:
 def flop_formula(target: object) -> Callable[..., int] | None:
     """``f(*args, out_val=..., **kwargs) -> flops``, a multiply-add counting 2; ``None`` where none is known.
 
-    Attention has a formula of its own: torch's refuses grouped key/value heads and does not know the CPU operators.
+    Attention has a formula of its own: torch's refuses grouped key/value heads, does not know the CPU operators and
+    counts the masked half of causal attention, which no fused kernel computes.
     """
-    name = _name(target)
-    if "scaled_dot_product" in name:
-        return _attention_backward_flops if "backward" in name else _attention_flops
+    if isinstance(target, torch._ops.OpOverload) and "scaled_dot_product" in _name(target):
+        return partial(_attention_flops, target)
     packet = getattr(target, "overloadpacket", None)
     formula: Any = flop_registry.get(packet) if packet is not None else None
     return formula  # type: ignore[no-any-return]
 
 
-def _attention_flops(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Two matrix products, Q·Kᵀ and P·V: 2·b·h·q·k·(d + d_v), with the query's heads where key/value heads are shared.
+def _attention_flops(target: torch._ops.OpOverload, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    """Products of b·h matrices of q × k with width d (and d_v), at 2 FLOPs a multiply-add; half of it if causal.
 
-    Causal masking is not discounted, as torch's own counter does not.
+    Forward: Q·Kᵀ (d) and P·V (d_v). Backward: S again, dQ, dK (d each), dV, dP (d_v each). Heads are the query's, also
+    where key/value heads are shared (Dao et al., FlashAttention-2, 2023, section 3.1 counts the same way).
     """
-    batch, heads, rows, width = query.shape
-    columns, value_width = key.shape[-2], value.shape[-1]
-    return int(2 * batch * heads * rows * columns * (width + value_width))
-
-
-def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Five products in backward (S again, dV, dP, dQ, dK): three of width d and two of width d_v."""
-    batch, heads, rows, width = query.shape
-    columns, value_width = key.shape[-2], value.shape[-1]
-    return int(2 * batch * heads * rows * columns * (3 * width + 2 * value_width))
+    named = dict(zip((argument.name for argument in target._schema.arguments), args, strict=False)) | kwargs
+    batch, heads, rows, width = named["query"].shape
+    columns, value_width = named["key"].shape[-2], named["value"].shape[-1]
+    widths = 3 * width + 2 * value_width if "backward" in _name(target) else width + value_width
+    return int(2 * batch * heads * rows * columns * widths) // (2 if named.get("is_causal") else 1)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch._inductor.config as inductor_config
 from torch.distributed.tensor import DTensor
 
 from overlap_pass.profiling.workload import Workload
 from overlap_pass.report.verification import Agreement
 
-__all__ = ["Numbers", "agreement", "numbers"]
+__all__ = ["Numbers", "agreement", "numbers", "reproducible"]
 
 _STEPS = 2
 
@@ -21,6 +24,23 @@ class Numbers:
 
     losses: tuple[torch.Tensor, ...]
     gradients: dict[str, torch.Tensor]
+
+
+@contextlib.contextmanager
+def reproducible() -> Iterator[None]:
+    """Whatever is built and run in here gives the same bits every time.
+
+    Two sources of noise have nothing to do with the schedule and are shut off: kernels that add with atomics (attention
+    and embedding backward), and Inductor's choice among kernel configurations by stopwatch, which changes the order of
+    additions from one compilation to the next.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with inductor_config.patch(deterministic=True):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def numbers(workload: Workload) -> Numbers:

@@ -96,6 +96,7 @@ class _Feeder:
         self.wishes: dict[int, Key] = {}
         self.waited: set[int] = set()
         self.sequence = 0
+        self.following_us = self._following_us()
         self.read_at: dict[int, list[int]] = {}  # anchor → launches whose results it is the first to read
         self.followers: dict[int, list[Move]] = {}  # launch → reductions that send its result on
         for move in placement.moves:
@@ -124,14 +125,22 @@ class _Feeder:
             clock += 0.0 if self._communicates(position) else self.duration[position] * inflation
         return starts
 
+    def _following_us(self) -> dict[int, float]:
+        """For each anchor, how long the next compute op behind it takes, where a late launch has to wait for it."""
+        found, following_us = {}, 0.0
+        for position in reversed(self.placement.anchors):
+            found[position] = following_us if self.costs.starts_between_kernels else 0.0
+            if not self._communicates(position) and self.duration[position] > 0:
+                following_us = self.duration[position]
+        return found
+
     def _communicates(self, position: int) -> bool:
         return self.placement.program.ops[position].collective is not None
 
     def _latest_starts(self, lane: _Lane) -> dict[int, float]:
-        slow = self.costs.contention.communication_beside_compute * self.policy.margin
         latest, free_us = {}, float("inf")
         for move in reversed(lane.gathers):
-            free_us = min(free_us, self.starts_us[move.deadline]) - self.duration[move.launch] * slow
+            free_us = min(free_us, self.starts_us[move.deadline]) - self._traffic_us(move) * self.policy.margin
             latest[move.launch] = free_us
         return latest
 
@@ -169,7 +178,7 @@ class _Feeder:
             move = self._choose(lane, position, start_us, horizon_us)
             if move is None:
                 return
-            self._launch(move, lane, position)
+            self._launch(move, lane, position, starts_us=horizon_us if self.costs.starts_between_kernels else 0.0)
 
     def _anchor_start_us(self, position: int) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
@@ -182,7 +191,7 @@ class _Feeder:
             fits = self._fits(gather, position)
             # The nominal clock knows nothing of blocking: what is lost by now moves all later readers.
             latest_us = self.latest_us[gather.launch] + start_us - self.starts_us[position]
-            if fits and latest_us < horizon_us:
+            if fits and latest_us < horizon_us + self.following_us[position]:
                 return lane.gathers.popleft()
             free_us = max(lane.free_us, self.now_us)
             if gradient is not None and (not fits or free_us + self._traffic_us(gradient) <= latest_us):
@@ -200,13 +209,18 @@ class _Feeder:
         return size_bytes + flying_bytes + held_bytes <= self.room_bytes(position, gather.deadline)
 
     def _traffic_us(self, move: Move) -> float:
-        return self.duration[move.launch] * self.costs.contention.communication_beside_compute
+        contention = self.costs.contention_of(self.placement.program.ops[move.launch].name)
+        return self.duration[move.launch] * contention.communication_beside_compute
 
-    def _launch(self, move: Move, lane: _Lane, position: int, rank: int = BEFORE) -> None:
+    def _launch(
+        self, move: Move, lane: _Lane, position: int, *, rank: int = BEFORE, starts_us: float = 0.0
+    ) -> None:
+        """``starts_us``: when the device has room for a collective whose lane is idle now."""
         self.sequence += 1
         self.wishes[move.launch] = (position, rank, self.sequence)
         self.now_us += sum(self.duration[p] for p in move.head)
-        lane.free_us = max(lane.free_us, self.now_us) + self._traffic_us(move)
+        idle = lane.free_us <= self.now_us
+        lane.free_us = (max(self.now_us, starts_us) if idle else lane.free_us) + self._traffic_us(move)
         self.ends_us[move.launch] = lane.free_us
         if move.role is Role.PARAMETER:
             if move.deadline > position:
@@ -234,7 +248,7 @@ class _Feeder:
             self.waited.add(move.launch)
             for follower in self.followers.get(move.launch, ()):
                 if all(launch in self.waited for launch in follower.after):
-                    self._launch(follower, self.lanes[follower.group], position, WAITS)
+                    self._launch(follower, self.lanes[follower.group], position, rank=WAITS)
 
     def _presses(self, position: int) -> bool:
         flying_bytes = sum(self.placement.program.ops[m.launch].read_bytes for m in self.flying)
