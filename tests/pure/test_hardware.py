@@ -124,7 +124,7 @@ def test_a_missing_key_is_refused_by_file_and_key(tmp_path: Path, leaf: str) -> 
         ("gpus = 8", "gpus = 8.5", "'node.gpus' with 8.5: it must be a whole number"),
         ("gpus = 8", "gpus = true", "'node.gpus' with True, which is no number"),
         ("gpus = 8", "gpus = 0", "'node.gpus' with 0: it must be above 0"),
-        ("matmul_efficiency = 0.70", "matmul_efficiency = 1.7", "'compute.matmul_efficiency' with 1.7: a share"),
+        ("matmul_efficiency = 0.76", "matmul_efficiency = 1.7", "'compute.matmul_efficiency' with 1.7: a share"),
         ("kernel_us = 2.0", "kernel_us = -2.0", "'compute.kernel_us' with -2.0: it must be above 0"),
         ("kernel_us = 2.0", "kernel_us = nan", "'compute.kernel_us' with nan, which is no number"),
         ("kernel_us = 2.0", 'kernel_us = "2us"', "'compute.kernel_us' with '2us', which is no number"),
