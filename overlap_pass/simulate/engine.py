@@ -7,9 +7,10 @@ The lanes and their rules:
   collective has ended.
 - **one per communicator** (and one per copy engine that sends in its stead): runs its collectives in the order
   issued, one at a time. A collective may start once everything issued to the compute lane before it has finished (the
-  event recorded at its launch). Where ``costs.starts_between_kernels``, one that finds its communicator idle and a
-  compute op running has to wait until that op ends: the op's kernel holds all multiprocessors. It then comes before
-  the next op, which finds it ready. So a launch just before an op does not hide under that op.
+  event recorded at its launch). Where ``costs.starts_between_kernels``, one that becomes ready while a compute op runs
+  has to wait until that op ends: the op's kernel holds all multiprocessors, also those that an earlier collective gives
+  back meanwhile. It then comes before the next op. So a launch just before an op does not hide under that op, and every
+  collective costs a boundary between kernels.
 
 Lanes that run at the same time slow each other down by :class:`~overlap_pass.cost.contention.Contention`: each item
 makes progress at 1/factor, and factors change only when something starts or ends. Compute beside several
@@ -207,7 +208,6 @@ class _Lane:
     head: int = 0
     running: _Item | None = None
     factor: float = 1.0
-    freed_us: float = -math.inf
     by_copy: bool = False
 
 
@@ -270,17 +270,16 @@ class _Device:
                 wake_us = min(wake_us, item.issued_us)
                 continue
             item.ready_us = min(item.ready_us, self.now)
-            if self._between_kernels and not lane.by_copy and self._crowded_out(item, lane):
+            if self._between_kernels and not lane.by_copy and self._crowded_out(item):
                 continue
             item.start_us, item.end_us = self.now, self.now + item.length_us * lane.factor
             lane.running = item
             self._active.append(lane)
         return wake_us
 
-    def _crowded_out(self, item: _Item, lane: _Lane) -> bool:
-        """A compute op got the multiprocessors first, and no earlier collective of the lane leaves its own behind."""
-        running = self._running
-        return running is not None and running.start_us <= item.ready_us and lane.freed_us < item.ready_us
+    def _crowded_out(self, item: _Item) -> bool:
+        """A compute op got the multiprocessors before the collective was ready."""
+        return self._running is not None and self._running.start_us <= item.ready_us
 
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
@@ -321,7 +320,6 @@ class _Device:
         for lane in tuple(self._active):
             if lane.running is not None and lane.running.end_us <= self.now:
                 lane.running = None
-                lane.freed_us = self.now
                 lane.head += 1
                 self._active.remove(lane)
 

@@ -316,4 +316,5 @@ def priced(
     table = prices(program, duration_us, launch_us=launch_us, contention=draw(contentions()))
     own = {op.name: draw(contentions()) for op in program.launches} if draw(st.booleans()) else {}
     engines = {op.name: "copy engine" for op in program.launches if draw(st.booleans())} if draw(st.booleans()) else {}
-    return program, replace(table, wires=wires, beside_compute=own, lanes=engines)
+    between = draw(st.booleans())
+    return program, replace(table, wires=wires, beside_compute=own, lanes=engines, starts_between_kernels=between)

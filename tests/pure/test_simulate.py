@@ -129,6 +129,50 @@ def test_a_wait_before_its_launch_is_refused_by_both_names() -> None:
         simulate(program, prices(program, _TIMES), order)
 
 
+# Starts between kernels
+
+
+def _one_ahead(launch_before: str) -> tuple[Program, CostTable]:
+    """Matmuls first (10) and second (10), a gather (8) that nothing needs, launched just before one of them."""
+    build = Builder()
+    x, shard = build.input("x"), build.input("shard")
+    if launch_before == "first":
+        build.all_gather("gather", shard)
+    first = build.compute("first", x)
+    if launch_before == "second":
+        build.all_gather("gather", shard)
+    program = build.output(build.compute("second", first), build.wait("weight", "gather"))
+    return program, replace(prices(program, _TIMES), starts_between_kernels=True)
+
+
+def test_a_collective_that_comes_with_an_op_finds_the_device_full_and_starts_behind_it() -> None:
+    program, costs = _one_ahead("first")
+    spans = {span.name: (span.start_ns, span.end_ns) for span in simulate(program, costs).timeline.spans}
+    assert spans == {"first": (0, 10_000), "gather": (10_000, 18_000), "second": (10_000, 20_000)}
+
+
+def test_a_collective_launched_before_the_last_op_is_exposed_then() -> None:
+    program, costs = _one_ahead("second")
+    result = simulate(program, costs)
+    assert (result.step_us, result.exposed_us) == (28, 8)
+    assert simulate(program, replace(costs, starts_between_kernels=False)).step_us == 20
+
+
+def test_a_copy_engine_needs_no_place_between_kernels() -> None:
+    program, costs = _one_ahead("second")
+    assert simulate(program, replace(costs, lanes={"gather": "copy engine"})).step_us == 20
+
+
+def test_a_collective_behind_another_takes_over_its_place() -> None:
+    """Both are launched before first (0–10), so the gather runs 10–18. second needs it and starts at 18 as the
+    reduction becomes ready, which runs in the gather's place beside it all the same."""
+    program = _two_collectives("g0")
+    costs = replace(prices(program, _TIMES), starts_between_kernels=True)
+    spans = {span.name: (span.start_ns, span.end_ns) for span in simulate(program, costs).timeline.spans}
+    assert spans["gather"] == (10_000, 18_000)
+    assert spans["reduction"] == (18_000, 26_000)
+
+
 # The CPU
 
 
@@ -272,7 +316,7 @@ def test_without_contention_the_step_is_that_of_the_textbook_recurrence(
     case: tuple[Program, CostTable], draws: random.Random
 ) -> None:
     program, costs = case
-    free = replace(costs, contention=Contention(), beside_compute={})
+    free = replace(costs, contention=Contention(), beside_compute={}, starts_between_kernels=False)
     order = random_order(build_dag(program), draws)
     assert simulate(program, free, order).step_us == _recurrence(program, free, order)
 
