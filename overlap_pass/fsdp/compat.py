@@ -274,10 +274,16 @@ def _parameter_view(parameter: Any, group: Any) -> ParameterView:
         offloaded=parameter.offload_to_cpu,
         extended=hasattr(getattr(tensor, "_local_tensor", tensor), "fsdp_pre_all_gather"),
         on_spmd_mesh=getattr(mesh, "is_spmd_mesh", False),
-        pending_gradient=parameter.unsharded_accumulated_grad is not None,
+        pending_gradient=_has_pending_gradient(parameter),
         mesh=_mesh_view(mesh),
         tensor_parallel=_tensor_parallel_view(parameter) if parameter.is_dtensor else None,
     )
+
+
+def _has_pending_gradient(parameter: Any) -> bool:
+    """Whether a backward without reduction has left a gradient beside the shard's."""
+    unsharded = getattr(parameter, "_unsharded_param", None)  # absent before the first gather
+    return parameter.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None)
 
 
 def _mesh_view(mesh: Any) -> MeshView | None:

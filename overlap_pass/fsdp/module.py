@@ -102,6 +102,18 @@ class ParameterRead:
     outer: TensorParallelView | None
 
 
+def _too_late(method: str) -> Callable[..., None]:
+    def refuse(self: OverlapModule, *args: Any, **kwargs: Any) -> None:
+        raise ConversionError(
+            f"{method}() on {self.__dict__[UNIT].fqn or 'the root module'} comes too late: call "
+            f"overlap_pass.restore(model), then {method}(), then overlap_pass.make_traceable(model)"
+        )
+
+    refuse.__name__ = method
+    refuse.__doc__ = "Raises ConversionError: this is part of the graph, and has to be said before the conversion."
+    return refuse
+
+
 class OverlapModule:
     """Stands where ``FSDPModule`` stood among the bases of a converted module, with the same methods.
 
@@ -131,6 +143,9 @@ class OverlapModule:
 
     def set_modules_to_backward_prefetch(self, modules: list[nn.Module]) -> None:
         """Does nothing: the schedule prefetches."""
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Does nothing: every gather is asynchronous."""
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Does nothing: the backward graph gathers what it reads and no more."""
@@ -167,23 +182,16 @@ class OverlapModule:
 
     # -- part of the graph: to be said before the conversion
 
-    def set_gradient_divide_factor(self, factor: float) -> None:
-        self._refuse("set_gradient_divide_factor")
-
-    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
-        self._refuse("set_reduce_scatter_divide_factor")
-
-    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        self._refuse("set_force_sum_reduction_for_comms")
-
-    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
-        self._refuse("set_separate_reduce_scatter_group")
-
-    def _refuse(self, method: str) -> None:
-        raise ConversionError(
-            f"{method}() on {self.__dict__[UNIT].fqn or 'the root'} comes too late: call overlap_pass.restore(model), "
-            f"then {method}(), then overlap_pass.make_traceable(model)"
-        )
+    set_gradient_divide_factor = _too_late("set_gradient_divide_factor")
+    set_reduce_scatter_divide_factor = _too_late("set_reduce_scatter_divide_factor")
+    set_force_sum_reduction_for_comms = _too_late("set_force_sum_reduction_for_comms")
+    set_separate_reduce_scatter_group = _too_late("set_separate_reduce_scatter_group")
+    set_reduce_scatter_unused_params = _too_late("set_reduce_scatter_unused_params")
+    set_custom_all_gather = _too_late("set_custom_all_gather")
+    set_custom_reduce_scatter = _too_late("set_custom_reduce_scatter")
+    set_all_reduce_hook = _too_late("set_all_reduce_hook")
+    set_allocate_memory_from_process_group_for_comm = _too_late("set_allocate_memory_from_process_group_for_comm")
+    set_symm_mem_for_comm = _too_late("set_symm_mem_for_comm")
 
     # -- what Python and FSDP2's helpers ask of the module
 

@@ -1,14 +1,20 @@
-"""A Llama-style model, tiny and awkward: sizes that no number of ranks divides, so that padding is always in play."""
+"""A Llama-style model, tiny and awkward: sizes that no number of ranks divides, so that padding is always in play.
+
+Plain, or under ``fully_shard`` per block and at the root; and what there is to see of a model from outside.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._composable_state import _get_module_state
+from torch.distributed.fsdp import fully_shard
 
-__all__ = ["Block", "TinyLlama", "TinyLlamaConfig", "tokens"]
+__all__ = ["Block", "TinyLlama", "TinyLlamaConfig", "footprint", "sharded_llama", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +110,25 @@ def tokens(config: TinyLlamaConfig, *, seed: int, batch: int = 2, length: int = 
     """Random token ids (batch, length), the same for the same seed on every machine."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, config.vocabulary, (batch, length), generator=generator)
+
+
+def sharded_llama(config: TinyLlamaConfig | None = None, **options: Any) -> TinyLlama:
+    """Under ``fully_shard(..., **options)``, each block and the root; the same weights on every call."""
+    torch.manual_seed(0)
+    model = TinyLlama(config)
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def footprint(model: nn.Module) -> list[Any]:
+    """All that a conversion could touch, to compare: classes, hooks in their order, attributes, FSDP2's states and marks."""
+    seen: list[Any] = []
+    for module in model.modules():
+        seen.append((type(module), sorted(module.__dict__), _get_module_state(module)))
+        for name, hooks in sorted(module.__dict__.items()):
+            if "hooks" in name and hooks is not None:
+                seen.append((name, list(hooks.items())))
+        seen += [(name, id(parameter)) for name, parameter in module._parameters.items()]
+        seen.append([module.__dict__.get(name) for name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params")])
+    return seen

@@ -19,7 +19,8 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, get_context
@@ -28,8 +29,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-__all__ = ["Outcome", "RankError", "run_cases", "run_ranks"]
+__all__ = ["Outcome", "RankError", "fake_ranks", "run_cases", "run_ranks"]
 
 # A rank waits this long for its peers in a collective.
 PEER_TIMEOUT = timedelta(seconds=60)
@@ -57,6 +59,16 @@ class Outcome:
         if self.failure is not None:
             raise RankError(self.failure)
         return self.returned
+
+
+@contextmanager
+def fake_ranks(ranks: int, *, rank: int = 0) -> Iterator[None]:
+    """A process group that pretends: collectives return at once with whatever is in memory. For graphs, not for numbers."""
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def run_ranks(function: Callable[..., Any], *args: Any, ranks: int = 2, limit_s: float = 240) -> list[Any]:
@@ -170,15 +182,15 @@ def _join(workers: list[Any], limit_s: float) -> bool:
     return True
 
 
-class _one_thread_each:
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
     """Child processes read the variable when they import torch; many threads on few cores only slow the ranks down."""
-
-    def __enter__(self) -> None:
-        self.before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
-
-    def __exit__(self, *_: object) -> None:
-        if self.before is None:
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
             del os.environ["OMP_NUM_THREADS"]
         else:
-            os.environ["OMP_NUM_THREADS"] = self.before
+            os.environ["OMP_NUM_THREADS"] = before

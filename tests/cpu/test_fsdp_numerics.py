@@ -15,98 +15,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 
-import overlap_pass
-from tests.cpu.models import TinyLlama, TinyLlamaConfig, tokens
+from tests.cpu.models import TinyLlama, TinyLlamaConfig
 from tests.cpu.ranks import Outcome, run_cases
+from tests.cpu.training import Recipe, compare, float_batch
 
-STEPS = 3
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 BF16_ALL = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 FP16_REDUCE = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float16)
-
-Batch = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """Local tensors of one run: a loss per backward, gradients after each step's last backward, the final shards."""
-
-    losses: tuple[Tensor, ...]
-    gradients: tuple[dict[str, Tensor | None], ...]
-    parameters: dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How both copies are trained."""
-
-    batch: Callable[[nn.Module, int], Batch]
-    accumulate: int = 1
-    clip: float | None = None
-
-
-def local(tensor: Tensor) -> Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-
-def loss_of(output: Any) -> Tensor:
-    leaves = torch.utils._pytree.tree_leaves(output)
-    return torch.stack([leaf.float().pow(2).mean() for leaf in leaves]).sum()
-
-
-def train(model: nn.Module, call: Callable[..., Any], optimizer: torch.optim.Optimizer, recipe: Recipe) -> Training:
-    losses, gradients = [], []
-    for step in range(STEPS):
-        for part in range(recipe.accumulate):
-            loss = loss_of(call(*recipe.batch(model, step * recipe.accumulate + part)))
-            loss.backward()
-            losses.append(loss.detach())
-        if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        named = dict(model.named_parameters())
-        gradients.append({name: None if p.grad is None else local(p.grad) for name, p in named.items()})
-        optimizer.step()
-        optimizer.zero_grad()
-    return Training(tuple(losses), tuple(gradients), {name: local(p) for name, p in model.named_parameters()})
-
-
-def differences(expected: Training, found: Training) -> list[str]:
-    wrong = [f"loss {i}" for i, pair in enumerate(zip(expected.losses, found.losses, strict=True)) if not same(*pair)]
-    for step, (one, other) in enumerate(zip(expected.gradients, found.gradients, strict=True)):
-        assert one.keys() == other.keys()
-        wrong += [f"gradient of {name} in step {step}" for name in one if not same(one[name], other[name])]
-    assert expected.parameters.keys() == found.parameters.keys()
-    return wrong + [f"{name}" for name, p in expected.parameters.items() if not same(p, found.parameters[name])]
-
-
-def same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def compare(build: Callable[[], nn.Module], recipe: Recipe, compiled: bool) -> tuple[list[str], int]:
-    """Differences between eager FSDP2 and the converted model, and how many gradients were not all zero."""
-    reference = build()
-    expected = train(reference, reference, adamw(reference), recipe)
-    model = build()
-    optimizer = adamw(model)
-    assert overlap_pass.make_traceable(model) is model
-    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
-    found = train(model, call, optimizer, recipe)
-    nonzero = sum(bool(g.any()) for step in found.gradients for g in step.values() if g is not None)
-    return differences(expected, found), nonzero
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
-
 
 # -- models
 
@@ -226,17 +146,8 @@ def few() -> nn.Module:
     return fully_shard(Few())
 
 
-def token_batch(model: nn.Module, number: int) -> Batch:
-    return (tokens(model.config, seed=100 * number + dist.get_rank()),)
-
-
-def float_batch(width: int, model: nn.Module, number: int) -> Batch:
-    generator = torch.Generator().manual_seed(100 * number + dist.get_rank())
-    return (torch.randn(3, width, generator=generator),)
-
-
 OUTPUT_FP32 = MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32)
-LLAMA = Recipe(token_batch)
+LLAMA = Recipe()
 
 # Name -> what is built, how it is trained, and whether the case is compiled too (that takes seconds).
 CASES: dict[str, tuple[Callable[[], nn.Module], Recipe, bool]] = {
@@ -252,8 +163,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Recipe, bool]] = {
     "HSDP, 1 replica of 2 shards": (partial(llama, mesh=(1, 2), policy=BF16), LLAMA, False),
     "frozen parameters": (frozen_llama, LLAMA, True),
     "ignored parameters": (partial(llama, ignored="norm"), LLAMA, True),
-    "accumulation over two batches": (llama, Recipe(token_batch, accumulate=2), True),
-    "clipped gradients": (llama, Recipe(token_batch, clip=0.01), False),
+    "accumulation over two batches": (llama, Recipe(accumulate=2), True),
+    "clipped gradients": (llama, Recipe(clip=0.01), False),
     "sharded by columns": (partial(llama, shard_placement_fn=columns), LLAMA, True),
     "two modules in one unit": (grouped_llama, LLAMA, False),
     "few rows, unused parameters": (few, Recipe(partial(float_batch, 4)), True),
@@ -264,9 +175,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Recipe, bool]] = {
 }
 
 RUNS = {
-    f"{name}, {'compiled' if compiled else 'uncompiled'}": partial(compare, build, recipe, compiled)
+    f"{name}, {'compiled' if backend else 'uncompiled'}": partial(compare, build, recipe, backend)
     for name, (build, recipe, also_compiled) in CASES.items()
-    for compiled in ((False, True) if also_compiled else (False,))
+    for backend in ((None, "aot_eager") if also_compiled else (None,))
 }
 
 
