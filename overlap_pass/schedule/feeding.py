@@ -2,7 +2,7 @@
 
 At every boundary between two compute ops, for every communicator that would run dry before the next boundary:
 
-1. a gather that is due (its latest start lies before the next boundary) is launched;
+1. a gather that is due (launched a boundary later it would start behind its latest start) is launched;
 2. else the oldest gradient that exists is reduced, if the lane is free again before the next gather is due;
 3. else the next gather goes ahead of time, if the policy allows it and its memory fits the budget;
 4. else the gradient goes all the same (the lane must not idle).
@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import Role
@@ -71,10 +71,18 @@ def feed(
 
 @dataclass(slots=True)
 class _Lane:
-    """A communicator: when it is free, which gathers are still to come, which gradients exist and wait for it."""
+    """A communicator.
+
+    Attributes:
+        gathers: parameter gathers that are still to be launched, by deadline.
+        gradients: reductions whose input exists and that are still to be launched, oldest first.
+        queued: launched and not started.
+        free_us: when what runs on it ends.
+    """
 
     gathers: deque[Move]
-    gradients: deque[Move]
+    gradients: deque[Move] = field(default_factory=deque)
+    queued: deque[tuple[Move, float]] = field(default_factory=deque)
     free_us: float = 0.0
 
 
@@ -90,12 +98,13 @@ class _Feeder:
         for lane in self.lanes.values():
             self.latest_us.update(self._latest_starts(lane))
         self.now_us = 0.0
-        self.held: list[tuple[int, int, int]] = []  # (from, until, bytes) of gathers launched ahead of the tight order
+        self.held: list[tuple[int, int]] = []  # (until, bytes) of gathers launched ahead of the tight order
         self.ends_us: dict[int, float] = {}
         self.flying: deque[Move] = deque()  # gradients launched and not waited for
         self.wishes: dict[int, Key] = {}
         self.waited: set[int] = set()
         self.sequence = 0
+        self.groups = {move.launch: move.group for move in placement.moves}
         self.following_us = self._following_us()
         self.read_at: dict[int, list[int]] = {}  # anchor → launches whose results it is the first to read
         self.followers: dict[int, list[Move]] = {}  # launch → reductions that send its result on
@@ -109,7 +118,7 @@ class _Feeder:
 
     def _lane(self, group: str) -> _Lane:
         moves = [m for m in self.placement.moves if m.group == group and m.role is Role.PARAMETER]
-        return _Lane(deque(sorted(moves, key=lambda m: (m.deadline, m.launch))), deque())
+        return _Lane(deque(sorted(moves, key=lambda m: (m.deadline, m.launch))))
 
     def _nominal_starts(self) -> dict[int, float]:
         """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
@@ -154,6 +163,7 @@ class _Feeder:
                 self.lanes[move.group].gradients.append(move)
             last = step == len(anchors) - 1
             for lane in self.lanes.values():
+                self._start_queued(lane)
                 self._feed_lane(lane, position, drain=last)
             self._wait_for_gathers(position)
             self._wait_for_gradients(position, drain=last)
@@ -162,27 +172,42 @@ class _Feeder:
 
     def _released(self) -> dict[int, list[Move]]:
         """Anchor → gradient reductions that may start at the boundary before it (those after another come later)."""
-        anchors, found = self.placement.anchors, {}
+        anchors = self.placement.anchors
+        found: dict[int, list[Move]] = {}
         for move in self.placement.moves:
             if move.role is Role.GRADIENT and not move.after:
                 at = anchors[min(bisect_right(anchors, move.release - 1), len(anchors) - 1)]
                 found.setdefault(at, []).append(move)
         return found
 
+    # -- launching
+
     def _feed_lane(self, lane: _Lane, position: int, *, drain: bool) -> None:
         while lane.gathers and lane.gathers[0].deadline <= position:
             self._launch(lane.gathers.popleft(), lane, position)
         start_us = self._anchor_start_us(position)
-        horizon_us = start_us + (0.0 if self._communicates(position) else self.duration[position])
-        while drain or lane.free_us < horizon_us:
+        horizon_us = start_us + self._runs_us(position)
+        while drain or (not lane.queued and lane.free_us < horizon_us):
             move = self._choose(lane, position, start_us, horizon_us)
             if move is None:
                 return
-            self._launch(move, lane, position, starts_us=horizon_us if self.costs.starts_between_kernels else 0.0)
+            self._launch(move, lane, position)
 
     def _anchor_start_us(self, position: int) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
-        return max([self.now_us, *(self.ends_us.get(launch, 0.0) for launch in self.read_at.get(position, ()))])
+        return max([self.now_us, *(self._foreseen_end_us(launch) for launch in self.read_at.get(position, ()))])
+
+    def _foreseen_end_us(self, launch: int) -> float:
+        """When a launched collective will have ended if the compute lane blocks on it from now on."""
+        if launch in self.ends_us:
+            return self.ends_us[launch]
+        lane = self.lanes[self.groups[launch]]
+        end_us = max(lane.free_us, self.now_us)
+        for move, _ in lane.queued:
+            end_us += self._traffic_us(move)
+            if move.launch == launch:
+                return end_us
+        return self.now_us
 
     def _choose(self, lane: _Lane, position: int, start_us: float, horizon_us: float) -> Move | None:
         gather = lane.gathers[0] if lane.gathers else None
@@ -193,7 +218,7 @@ class _Feeder:
             latest_us = self.latest_us[gather.launch] + start_us - self.starts_us[position]
             if fits and latest_us < horizon_us + self.following_us[position]:
                 return lane.gathers.popleft()
-            free_us = max(lane.free_us, self.now_us)
+            free_us = max(lane.free_us, horizon_us if self.costs.starts_between_kernels else self.now_us)
             if gradient is not None and (not fits or free_us + self._traffic_us(gradient) <= latest_us):
                 return lane.gradients.popleft()
             if fits and latest_us - self.policy.ahead_us <= self.now_us:
@@ -204,45 +229,60 @@ class _Feeder:
         if position < gather.release:
             return False
         size_bytes = self.placement.program.ops[gather.launch].written_bytes
-        flying_bytes = sum(self.placement.program.ops[m.launch].read_bytes for m in self.flying)
-        held_bytes = sum(size for first, until, size in self.held if until > position)
-        return size_bytes + flying_bytes + held_bytes <= self.room_bytes(position, gather.deadline)
+        return size_bytes + self._extra_bytes(position) <= self.room_bytes(position, gather.deadline)
+
+    def _extra_bytes(self, position: int) -> int:
+        """Held at this boundary beyond the tight order: gathers ahead of it, gradients in flight."""
+        ops = self.placement.program.ops
+        flying_bytes = sum(ops[move.launch].read_bytes for move in self.flying)
+        return flying_bytes + sum(size for until, size in self.held if until > position)
 
     def _traffic_us(self, move: Move) -> float:
         contention = self.costs.contention_of(self.placement.program.ops[move.launch].name)
         return self.duration[move.launch] * contention.communication_beside_compute
 
-    def _launch(
-        self, move: Move, lane: _Lane, position: int, *, rank: int = BEFORE, starts_us: float = 0.0
-    ) -> None:
-        """``starts_us``: when the device has room for a collective whose lane is idle now."""
+    def _launch(self, move: Move, lane: _Lane, position: int, *, rank: int = BEFORE) -> None:
         self.sequence += 1
         self.wishes[move.launch] = (position, rank, self.sequence)
         self.now_us += sum(self.duration[p] for p in move.head)
-        idle = lane.free_us <= self.now_us
-        lane.free_us = (max(self.now_us, starts_us) if idle else lane.free_us) + self._traffic_us(move)
-        self.ends_us[move.launch] = lane.free_us
-        if move.role is Role.PARAMETER:
-            if move.deadline > position:
-                size_bytes = self.placement.program.ops[move.launch].written_bytes
-                self.held.append((position, move.deadline, size_bytes))
-        else:
+        lane.queued.append((move, self.now_us))
+        if not self.costs.starts_between_kernels:
+            self._start_queued(lane, everything=True)
+        if move.role is not Role.PARAMETER:
             self.flying.append(move)
+        elif move.deadline > position:
+            self.held.append((move.deadline, self.placement.program.ops[move.launch].written_bytes))
+
+    # -- running
+
+    def _start_queued(self, lane: _Lane, *, everything: bool = False) -> None:
+        """At a boundary the next collective starts if the lane is idle; while compute is blocked, one after another."""
+        while lane.queued and (everything or lane.free_us <= self.now_us):
+            move, ready_us = lane.queued.popleft()
+            idle_us = ready_us if everything else max(ready_us, self.now_us)
+            lane.free_us = max(lane.free_us, idle_us) + self._traffic_us(move)
+            self.ends_us[move.launch] = lane.free_us
+
+    def _block_until(self, launch: int) -> None:
+        """The compute lane waits for a collective; lanes run freely meanwhile."""
+        if launch not in self.ends_us and launch in self.groups:
+            self._start_queued(self.lanes[self.groups[launch]], everything=True)
+        self.now_us = max(self.now_us, self.ends_us.get(launch, 0.0))
 
     def _wait_for_gathers(self, position: int) -> None:
-        self.held = [entry for entry in self.held if entry[1] > position]
+        self.held = [entry for entry in self.held if entry[0] > position]
         for launch in self.read_at.get(position, ()):
-            self.now_us = max(self.now_us, self.ends_us.get(launch, 0.0))
+            self._block_until(launch)
 
     def _wait_for_gradients(self, position: int, *, drain: bool) -> None:
         """Wait for reductions that are over by now, and earlier where the budget needs their inputs back."""
         while self.flying:
             move = self.flying[0]
-            over = self.ends_us[move.launch] <= self.now_us
-            if not (over or drain or self._presses(position)):
+            over = self.ends_us.get(move.launch, float("inf")) <= self.now_us
+            if not (over or drain or self._extra_bytes(position) > self.room_bytes(position, position + 1)):
                 return
             self.flying.popleft()
-            self.now_us = max(self.now_us, self.ends_us[move.launch])
+            self._block_until(move.launch)
             self.sequence += 1
             self.wishes.update(dict.fromkeys(move.waits, (position, WAITS, self.sequence)))
             self.waited.add(move.launch)
@@ -250,15 +290,14 @@ class _Feeder:
                 if all(launch in self.waited for launch in follower.after):
                     self._launch(follower, self.lanes[follower.group], position, rank=WAITS)
 
-    def _presses(self, position: int) -> bool:
-        flying_bytes = sum(self.placement.program.ops[m.launch].read_bytes for m in self.flying)
-        held_bytes = sum(size for _, until, size in self.held if until > position)
-        return flying_bytes + held_bytes > self.room_bytes(position, position + 1)
+    def _runs_us(self, position: int) -> float:
+        return 0.0 if self._communicates(position) else self.duration[position]
 
     def _run_anchor(self, position: int) -> None:
         op = self.placement.program.ops[position]
         if op.collective is not None:
             lane = self.lanes[op.collective.group]
+            self._start_queued(lane, everything=True)
             lane.free_us = max(lane.free_us, self.now_us) + self.duration[position]
             self.ends_us[position] = lane.free_us
             return
