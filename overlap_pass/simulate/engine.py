@@ -208,6 +208,7 @@ class _Lane:
     head: int = 0
     running: _Item | None = None
     factor: float = 1.0
+    freed_us: float = -math.inf
     by_copy: bool = False
 
 
@@ -270,16 +271,23 @@ class _Device:
                 wake_us = min(wake_us, item.issued_us)
                 continue
             item.ready_us = min(item.ready_us, self.now)
-            if self._between_kernels and not lane.by_copy and self._crowded_out(item):
+            if self._between_kernels and not lane.by_copy and self._crowded_out(item, lane):
                 continue
             item.start_us, item.end_us = self.now, self.now + item.length_us * lane.factor
             lane.running = item
             self._active.append(lane)
         return wake_us
 
-    def _crowded_out(self, item: _Item) -> bool:
-        """A compute op got the multiprocessors before the collective was ready."""
-        return self._running is not None and self._running.start_us <= item.ready_us
+    def _crowded_out(self, item: _Item, lane: _Lane) -> bool:
+        """A compute op got the multiprocessors first.
+
+        At the same instant the compute op wins if it was the end of compute that made the collective ready (that news
+        takes longer across streams than within one), and loses if it was the end of another collective.
+        """
+        running = self._running
+        if running is None or running.start_us > item.ready_us:
+            return False
+        return running.start_us < item.ready_us or lane.freed_us < item.ready_us
 
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
@@ -320,6 +328,7 @@ class _Device:
         for lane in tuple(self._active):
             if lane.running is not None and lane.running.end_us <= self.now:
                 lane.running = None
+                lane.freed_us = self.now
                 lane.head += 1
                 self._active.remove(lane)
 
