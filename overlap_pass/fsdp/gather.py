@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.fx import traceback
+from torch.fx import GraphModule, traceback
 
-__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "gather"]
+__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather"]
 
 # Key in ``node.meta["custom"]`` of every node that gathers a parameter or reduces its gradient.
 ANNOTATION = "overlap_pass"
@@ -126,6 +126,20 @@ def gather(parameter: Tensor, how: str, reshard: bool) -> Tensor:
     with traceback.annotate({ANNOTATION: {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}}):
         shard = parameter.to_local(grad_placements=parameter.placements)
         return _Gather.apply(shard, spec)
+
+
+def drop_unused_gathers(gm: GraphModule) -> int:
+    """Remove from a Dynamo graph, in place, the gathers that nothing computes with; returns how many.
+
+    Code such as ``x.to(self.weight.dtype)`` reads a parameter and lets go of it. Later graphs would keep that gather for
+    good: a wait counts as a side effect.
+    """
+    unused = [node for node in gm.graph.nodes if node.target is gather and not node.users]
+    for node in unused:
+        gm.graph.erase_node(node)
+    if unused:
+        gm.recompile()
+    return len(unused)
 
 
 class _Gather(torch.autograd.Function):
