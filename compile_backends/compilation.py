@@ -17,6 +17,7 @@ from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, make_plan
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.report.from_plans import compare_plans, write
+from overlap_pass.rewrite.coalesce import coalesce_nodes
 from overlap_pass.rewrite.recompute import tag_gathers
 from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.spec import spec
@@ -58,7 +59,14 @@ class Compilation:
         program = read_program(graph, phase, name=phase.value)
         if not program.launches:
             return
-        plan = make_plan(program, self.hardware, self.config.strategy, self.config.memory_budget)
+        plan = make_plan(
+            program,
+            self.hardware,
+            self.config.strategy,
+            self.config.memory_budget,
+            coalesce=self.config.coalesce,
+        )
+        coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         self.plans.append(plan)
         _log.info(plan.summary())

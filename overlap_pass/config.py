@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from overlap_pass.cost.hardware import Hardware, hardware_names, load_hardware
 from overlap_pass.errors import HardwareError, OptionError
@@ -23,6 +23,7 @@ from overlap_pass.memory.budget import Budget
 from overlap_pass.registry import parse, spec
 from overlap_pass.schedule.types import Strategy
 from overlap_pass.spec import nearest
+from overlap_pass.units import parse_bytes
 
 __all__ = ["Config", "FsdpMode"]
 
@@ -53,7 +54,8 @@ class Config:
             device that the model is on, see :meth:`hardware_for`.
         report: an ``.html`` or ``.json`` file to write the before/after report to, ``None`` for none.
         fsdp: see :class:`FsdpMode`.
-        pin_order: chain the collectives by control dependencies in the lowered graph as well; costs some fusion.
+        coalesce: whether neighbouring launches of one FSDP unit become one: ``"auto"`` (if it is predicted to pay),
+            ``"off"``, or the bytes that a coalesced launch carries at least.
     """
 
     strategy: Strategy = field(default_factory=lambda: parse("latest_start"))
@@ -61,7 +63,7 @@ class Config:
     hardware: Hardware | None = None
     report: Path | None = None
     fsdp: FsdpMode = FsdpMode.AUTO
-    pin_order: bool = False
+    coalesce: int | Literal["auto", "off"] = "auto"
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
@@ -103,7 +105,7 @@ class Config:
             "memory_budget": self.memory_budget.spec,
             "hardware": repr(self.hardware),
             "fsdp": self.fsdp.value,
-            "pin_order": self.pin_order,
+            "coalesce": self.coalesce,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -145,10 +147,15 @@ def _fsdp(value: Any) -> FsdpMode:
         raise OptionError(f"fsdp={value!r} is not accepted: {nearest(str(value), map(str, FsdpMode))}") from None
 
 
-def _pin_order(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise OptionError(f"pin_order={value!r} must be True or False")
+def _coalesce(value: Any) -> int | Literal["auto", "off"]:
+    if value in ("auto", "off"):
+        return cast(Literal["auto", "off"], value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise OptionError(f"coalesce={value!r} is neither 'auto', 'off' nor a size such as '64MiB'")
+    size_bytes = parse_bytes(value, option="coalesce") if isinstance(value, str) else value
+    if size_bytes <= 0:
+        raise OptionError(f"coalesce={value!r} is too small: write 'off' for no coalesced launches")
+    return size_bytes
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -157,5 +164,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "hardware": _hardware,
     "report": _report,
     "fsdp": _fsdp,
-    "pin_order": _pin_order,
+    "coalesce": _coalesce,
 }

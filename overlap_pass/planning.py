@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
@@ -19,6 +19,8 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak
+from overlap_pass.schedule.coalescing import Group, groups_of
+from overlap_pass.schedule.coalescing import coalesce as coalesce_launches
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.feeding import tight
 from overlap_pass.schedule.placement import Placement, place
@@ -30,9 +32,14 @@ from overlap_pass.simulate.bound import Bound, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Coalesce", "Plan", "make_plan"]
 
 _log = logging.getLogger("overlap_pass")
+
+Coalesce = Literal["auto", "off"] | int
+
+_TARGET_BYTES = (0, 8 * 2**20, 64 * 2**20, 256 * 2**20)
+"""Sizes of coalesced launches that ``"auto"`` tries; 0 is none. Below 8 MiB NVLink is not saturated."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,8 @@ class Plan:
     """A schedule with its proof: what it does to the step, to the peak, and how far it is from the bound.
 
     Attributes:
-        program: the graph, in the order as written.
+        program: the graph, in the order as written, with the launches of ``coalesced`` joined.
+        coalesced: launches of the graph that become one.
         schedule: the order to run (that of the graph as written if nothing better was found).
         before, after: simulated timelines as written and as scheduled.
         memory_before, memory_after: predicted memory of both orders.
@@ -51,6 +59,7 @@ class Plan:
     """
 
     program: Program
+    coalesced: tuple[Group, ...]
     schedule: Schedule
     before: Simulation
     after: Simulation
@@ -87,6 +96,7 @@ class Plan:
         return {
             "schema": 1,
             "program": {"name": self.program.name, "phase": self.program.phase.value, "digest": self.program.digest},
+            "coalesced": [list(group.members) for group in self.coalesced],
             "schedule": self.schedule.to_json(),
             "hardware": self.hardware,
             "budget_bytes": self.budget_bytes,
@@ -108,48 +118,103 @@ def make_plan(
     strategy: Strategy,
     budget: Budget,
     *,
+    coalesce: Coalesce = "auto",
     measured: Mapping[str, float] | None = None,
 ) -> Plan:
     """Plan one graph.
 
-    The schedule is used only if it is legal, keeps the budget and is not slower than the order as written in the
-    simulator; else the order as written is planned and a note says why.
+    A schedule is used only if it is legal, keeps the budget and is not slower than the order as written in the
+    simulator; else the order as written is planned and a note says why. Of the sizes of coalesced launches that
+    ``coalesce`` allows, the one with the shortest simulated step is taken (ties: the fewest changes).
+
+    Args:
+        coalesce: ``"off"``, ``"auto"`` (several sizes are tried) or bytes that a coalesced launch carries at least.
+        measured: op name → microseconds, over the cost model's.
 
     Raises:
         InfeasibleBudget: no order of this graph fits; the message names the smallest budget that does.
     """
-    dag = build_dag(program)
-    costs = price(program, hardware, measured=measured)
-    memory_before = peak(program)
-    budget_bytes = budget.resolve(program, memory_before.peak_bytes)
-    problem = Problem(dag, costs, budget_bytes)
-    if budget_bytes is not None and memory_before.peak_bytes > budget_bytes:
-        _check_feasible(problem, budget_bytes, memory_before)
-    before = simulate(program, costs, label="as written")
-    schedule = strategy.schedule(problem)
-    schedule, notes = _accepted(problem, schedule, before)
-    after = simulate(program, costs, schedule.order, label="scheduled")
+    written = _Written.of(program, hardware, budget, measured)
+    _check_feasible(written)
+    sizes = _TARGET_BYTES if coalesce == "auto" else (0,) if coalesce == "off" else (int(coalesce),)
+    candidates = [_candidate(written, strategy, groups) for groups in _groupings(program, strategy, sizes)]
+    best = min(candidates, key=lambda candidate: candidate.after.step_us)
     return Plan(
-        program=program,
-        schedule=schedule,
-        before=before,
-        after=after,
-        memory_before=memory_before,
-        memory_after=peak(program, schedule.order),
-        budget_bytes=budget_bytes,
-        bound=lower_bound(dag, costs),
-        hardware=costs.hardware,
-        notes=(*notes, *_unpriced(costs)),
+        program=best.problem.program,
+        coalesced=best.groups,
+        schedule=best.schedule,
+        before=written.simulation,
+        after=best.after,
+        memory_before=written.memory,
+        memory_after=peak(best.problem.program, best.schedule.order),
+        budget_bytes=written.budget_bytes,
+        bound=lower_bound(best.problem.dag, best.problem.costs),
+        hardware=hardware.name,
+        notes=(*best.notes, *_unpriced(best.problem.costs)),
     )
 
 
-def _check_feasible(problem: Problem, budget_bytes: int, memory_before: MemoryProfile) -> None:
-    smallest_bytes = min(Room.of(Placement(problem.dag)).smallest_bytes, memory_before.peak_bytes)
+@dataclass(frozen=True)
+class _Written:
+    """The graph as it came: what every candidate is held against."""
+
+    program: Program
+    hardware: Hardware
+    measured: Mapping[str, float] | None
+    memory: MemoryProfile
+    budget_bytes: int | None
+    simulation: Simulation
+
+    @classmethod
+    def of(
+        cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None
+    ) -> _Written:
+        memory = peak(program)
+        costs = price(program, hardware, measured=measured)
+        budget_bytes = budget.resolve(program, memory.peak_bytes)
+        simulation = simulate(program, costs, label="as written")
+        return cls(program, hardware, measured, memory, budget_bytes, simulation)
+
+    def problem(self, program: Program) -> Problem:
+        costs = price(program, self.hardware, measured=self.measured)
+        return Problem(build_dag(program), costs, self.budget_bytes)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """One choice of coalesced launches, scheduled."""
+
+    groups: tuple[Group, ...]
+    problem: Problem
+    schedule: Schedule
+    after: Simulation
+    notes: tuple[str, ...]
+
+
+def _groupings(program: Program, strategy: Strategy, sizes: tuple[int, ...]) -> tuple[tuple[Group, ...], ...]:
+    """Each distinct grouping once, that of the fewest changes first; the order as written coalesces nothing."""
+    if isinstance(strategy, AsWritten):
+        return ((),)
+    return tuple(dict.fromkeys(groups_of(program, size) if size else () for size in sizes))
+
+
+def _candidate(written: _Written, strategy: Strategy, groups: tuple[Group, ...]) -> _Candidate:
+    problem = written.problem(coalesce_launches(written.program, groups))
+    schedule, notes = _accepted(problem, strategy.schedule(problem), written.simulation)
+    after = simulate(problem.program, problem.costs, schedule.order, label="scheduled")
+    return _Candidate(groups, problem, schedule, after, notes)
+
+
+def _check_feasible(written: _Written) -> None:
+    budget_bytes, memory, program = written.budget_bytes, written.memory, written.program
+    if budget_bytes is None or memory.peak_bytes <= budget_bytes:
+        return
+    smallest_bytes = min(Room.of(Placement(build_dag(program))).smallest_bytes, memory.peak_bytes)
     if smallest_bytes > budget_bytes:
         raise InfeasibleBudget(
-            f"memory_budget of {format_bytes(budget_bytes)} is below what graph {problem.program.name!r} needs in any "
-            f"order (peak {format_bytes(memory_before.peak_bytes)} at {memory_before.peak_op!r} as written); smallest "
-            f"budget that fits: {smallest_bytes} bytes ({format_bytes(smallest_bytes)})",
+            f"memory_budget of {format_bytes(budget_bytes)} is below what graph {program.name!r} needs in any order "
+            f"that was found (peak {format_bytes(memory.peak_bytes)} at {memory.peak_op!r} as written); smallest budget "
+            f"that fits: {smallest_bytes} bytes ({format_bytes(smallest_bytes)})",
             budget_bytes=budget_bytes,
             smallest_bytes=smallest_bytes,
         )

@@ -22,7 +22,7 @@ def test_no_options_are_the_documented_defaults():
         assert config.hardware is None
         assert config.report is None
         assert config.fsdp is FsdpMode.AUTO
-        assert config.pin_order is False
+        assert config.coalesce == "auto"
 
 
 def test_every_option_is_read():
@@ -33,7 +33,7 @@ def test_every_option_is_read():
             "hardware": "h200",
             "report": "out/overlap.html",
             "fsdp": "error",
-            "pin_order": True,
+            "coalesce": "64MiB",
         }
     )
     assert spec(config.strategy) == "latest_start{margin=1.25}"
@@ -41,7 +41,7 @@ def test_every_option_is_read():
     assert config.hardware == load_hardware("h200")
     assert config.report == Path("out/overlap.html")
     assert config.fsdp is FsdpMode.ERROR
-    assert config.pin_order
+    assert config.coalesce == 64 * 2**20
 
 
 def test_an_option_set_to_none_keeps_its_default():
@@ -68,7 +68,9 @@ def test_objects_are_taken_as_they_are():
         ({"report": "page.pdf"}, "report='page.pdf' must end with .html or .json"),
         ({"report": True}, "report=True is no text"),
         ({"fsdp": "of"}, "fsdp='of' is not accepted: did you mean 'off'?"),
-        ({"pin_order": 1}, "pin_order=1 must be True or False"),
+        ({"coalesce": True}, "coalesce=True is neither 'auto', 'off' nor a size"),
+        ({"coalesce": 0}, "coalesce=0 is too small"),
+        ({"coalesce": "of"}, "coalesce='of' is no size"),
     ],
 )
 def test_what_is_not_accepted_is_named(options, message):
@@ -111,7 +113,7 @@ def test_the_digest_is_that_of_the_meaning_and_not_of_the_spelling():
         {"memory_budget": "unlimited"},
         {"hardware": "h100"},
         {"fsdp": "off"},
-        {"pin_order": True},
+        {"coalesce": "off"},
     ],
 )
 def test_whatever_can_change_a_plan_changes_the_digest(options):
