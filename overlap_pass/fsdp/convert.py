@@ -14,7 +14,15 @@ from overlap_pass.fsdp import compat
 from overlap_pass.fsdp.discover import has_live_units
 from overlap_pass.fsdp.inspection import UnitSpec, inspect
 from overlap_pass.fsdp.journal import Journal
-from overlap_pass.fsdp.module import READS, UNIT, OverlapModule, ParameterRead, Unit, converted_class
+from overlap_pass.fsdp.module import (
+    READS,
+    UNIT,
+    OverlapModule,
+    ParameterRead,
+    Unit,
+    converted_class,
+    warn_always_reduced,
+)
 
 __all__ = ["is_traceable", "make_traceable", "restore"]
 
@@ -59,6 +67,8 @@ def make_traceable(model: nn.Module) -> nn.Module:
     except BaseException:
         journal.undo()
         raise
+    if not all(group.reduces_gradients for spec in specs for group in spec.view.groups):
+        warn_always_reduced("set_requires_gradient_sync")
     return model
 
 

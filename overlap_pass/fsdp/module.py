@@ -19,7 +19,16 @@ from overlap_pass.fsdp.compat import TensorParallelView, backward_running, witho
 from overlap_pass.fsdp.gather import GatherSpec, gather
 from overlap_pass.units import format_bytes
 
-__all__ = ["READS", "UNIT", "OverlapModule", "ParameterRead", "Unit", "converted_class", "describe"]
+__all__ = [
+    "READS",
+    "UNIT",
+    "OverlapModule",
+    "ParameterRead",
+    "Unit",
+    "converted_class",
+    "describe",
+    "warn_always_reduced",
+]
 
 # Keys in the ``__dict__`` of converted modules: parameter name -> ParameterRead, and the module's own unit.
 READS = "_overlap_reads"
@@ -173,12 +182,12 @@ class OverlapModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """``False`` warns once: gradients are reduced in every backward, and add up in their shards."""
         if not requires_gradient_sync:
-            _warn_always_reduced("set_requires_gradient_sync")
+            warn_always_reduced("set_requires_gradient_sync")
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """``False`` warns once: gradients are reduced in every backward, and add up in their shards."""
         if not requires_all_reduce:
-            _warn_always_reduced("set_requires_all_reduce")
+            warn_always_reduced("set_requires_all_reduce")
 
     # -- part of the graph: to be said before the conversion
 
@@ -257,7 +266,8 @@ def _units(module: Any, *, recurse: bool) -> list[Unit]:
 
 
 @functools.cache
-def _warn_always_reduced(method: str) -> None:
+def warn_always_reduced(method: str) -> None:
+    """Say once per process that gradients cannot be held back."""
     warnings.warn(
         f"{method}(False) changes nothing on a model made traceable by overlap_pass: every backward reduces its gradients "
         "and adds them to the shards. The sum is the same up to rounding.",

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 import overlap_pass
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import inspection
-from overlap_pass.fsdp.module import OverlapModule
+from overlap_pass.fsdp.module import OverlapModule, Unit, warn_always_reduced
 from tests.cpu.models import TinyLlama, footprint, sharded_llama, tokens
 from tests.cpu.ranks import fake_ranks
 
@@ -154,6 +154,7 @@ def test_every_public_method_of_fsdp2_is_there() -> None:
 
 
 def test_unsynchronised_gradients_are_refused_with_one_warning() -> None:
+    warn_always_reduced.cache_clear()
     model = overlap_pass.make_traceable(sharded_llama())
     with pytest.warns(UserWarning, match="every backward reduces"):
         model.set_requires_gradient_sync(False)
@@ -161,6 +162,21 @@ def test_unsynchronised_gradients_are_refused_with_one_warning() -> None:
         warnings.simplefilter("error")
         model.set_requires_gradient_sync(False)
         model.set_requires_gradient_sync(True)
+
+
+def test_gradients_that_were_to_be_held_back_before_the_conversion_are_warned_of_too() -> None:
+    warn_always_reduced.cache_clear()
+    model = sharded_llama()
+    model.set_requires_gradient_sync(False)
+    with pytest.warns(UserWarning, match="every backward reduces"):
+        overlap_pass.make_traceable(model)
+
+
+def test_the_root_moves_its_inputs_to_its_device_as_fsdp2_does() -> None:
+    unit = Unit("", (), reshard=True, input_dtype=torch.bfloat16, output_dtype=None, device=torch.device("meta"))
+    args, kwargs = unit.pre_forward(nn.Identity(), (torch.ones(2), 3), {"mask": torch.ones(2, dtype=torch.bool)})
+    assert [args[0].device.type, args[0].dtype, args[1]] == ["meta", torch.bfloat16, 3]
+    assert [kwargs["mask"].device.type, kwargs["mask"].dtype] == ["meta", torch.bool]
 
 
 def test_what_runs_by_itself_now_does_nothing() -> None:
