@@ -21,7 +21,7 @@ from overlap_pass.errors import OptionError, UncapturedCollectives
 from overlap_pass.fsdp.compat import original_class
 from overlap_pass.fsdp.convert import make_traceable
 from overlap_pass.fsdp.discover import has_live_units
-from overlap_pass.fsdp.module import UNIT, Unit, describe
+from overlap_pass.fsdp.module import UNIT, describe
 
 __all__ = ["ENVIRONMENT", "MODES", "convert_for", "install"]
 
@@ -101,10 +101,8 @@ def convert_for(target: object, options: dict[str, Any]) -> None:
 
 
 def _summary(name: str, model: nn.Module) -> str:
-    found = (module.__dict__.get(UNIT) for module in model.modules())
-    units: list[Unit] = list({id(unit): unit for unit in found if unit is not None}.values())
+    units = {id(module.__dict__[UNIT]) for module in model.modules() if UNIT in module.__dict__}
     return (
-        f"made {name} traceable, {len(units)} units: "
-        f"{describe([spec for unit in units for spec in unit.specs])}; "
+        f"made {name} traceable, {len(units)} units: {describe(model)}; "
         f"options={{'fsdp': 'off'}} or {ENVIRONMENT}=0 leaves models alone"
     )

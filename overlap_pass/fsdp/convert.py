@@ -107,7 +107,6 @@ def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
 def _unit(spec: UnitSpec) -> Unit:
     return Unit(
         spec.fqn,
-        tuple(parameter.gather for parameter in spec.parameters),
         reshard=spec.reshard,
         input_dtype=spec.input_dtype,
         output_dtype=spec.output_dtype,

@@ -45,7 +45,9 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class GatherSpec:
-    """Everything that gathering one parameter needs; the same on every rank.
+    """Everything that gathering one parameter needs beside its shard; the same on every rank.
+
+    The shard's own dtype is not in it: ``model.to(dtype)`` may change that after the conversion, too.
 
     Attributes:
         unit: qualified name of the module that ``fully_shard`` was called on, ``""`` for the root.
@@ -53,13 +55,14 @@ class GatherSpec:
         shape: of the gathered parameter (of this rank's part of it, under tensor parallelism).
         shard_dim: the dimension that is sharded.
         padded_rows: rows that each rank sends; where the ranks' rows do not add up to ``shape[0]``, shards are padded.
-        gather_dtype: what travels in the all-gather and what the module computes with.
-        reduce_dtype: what travels in the reduce-scatter; ``None`` for the gradient's own.
-        shard_dtype: of the shard and its gradient.
+        param_dtype: what travels in the all-gather and what the module computes with, ``None`` for the shard's dtype.
+        reduce_dtype: what travels in the reduce-scatter, ``None`` for the gradient's dtype.
         shard_group, shard_ranks: the group that the parameter is gathered over.
         reduce_group: the group of the reduce-scatter; the same ranks.
         replicate_group, replicate_ranks: the group that gradients are all-reduced over as well (HSDP); ``None`` and 1
             without one.
+        divide_factor: what the sum of the gradients is divided by, ``None`` for the number of ranks.
+        sum_only: use no collective but sums.
     """
 
     unit: str
@@ -67,42 +70,63 @@ class GatherSpec:
     shape: tuple[int, ...]
     shard_dim: int
     padded_rows: int
-    gather_dtype: torch.dtype
+    param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
-    shard_dtype: torch.dtype
     shard_group: str
     shard_ranks: int
     reduce_group: str
     replicate_group: str | None
     replicate_ranks: int
-    reduction: Reduction
+    divide_factor: float | None
+    sum_only: bool
 
     @property
     def padded(self) -> bool:
         """Whether the all-gather carries padding. Asked of the whole, so that all ranks pad or none (by 0 rows)."""
         return self.shard_dim == 0 and self.padded_rows * self.shard_ranks != self.shape[0]
 
-    @property
-    def gathered_bytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.gather_dtype.itemsize
+    def gather_dtype(self, shard_dtype: torch.dtype) -> torch.dtype:
+        """The gathered parameter's dtype; parameters that are not floating-point keep theirs."""
+        return self.param_dtype if self.param_dtype is not None and shard_dtype.is_floating_point else shard_dtype
+
+    def reduction(self, dtype: torch.dtype) -> Reduction:
+        """The steps that FSDP2 takes from gradients of ``dtype`` on each rank to their mean.
+
+        float32 and bfloat16 let the collective average. Other dtypes could overflow in the sum: the gradients are
+        divided by a power of two near the root of the divisor before, and by the rest after.
+        """
+        divisor = self.divide_factor
+        may_overflow = dtype not in (torch.float32, torch.bfloat16)
+        if not may_overflow and not self.sum_only:
+            if divisor is None:
+                return Reduction()
+            if divisor == self.shard_ranks:
+                return Reduction(scatter="avg", all_reduce="sum")
+            # FSDP2 asks NCCL for a sum with a factor on each rank's input.
+            return Reduction(scatter="sum", all_reduce="sum", scale=1 / divisor)
+        if divisor is None:
+            divisor = float(self.shard_ranks * self.replicate_ranks)
+        before = 1
+        while may_overflow and divisor % before == 0 and divisor / before > before:
+            before *= 2
+        # Multiplying by the inverse of a power of two is exact.
+        scale = None if before == 1 else 1 / before
+        divide = None if divisor == before else divisor / before
+        return Reduction(scatter="sum", all_reduce="sum", scale=scale, divide=divide)
 
     def to_json(self) -> str:
         fields = asdict(self)
-        for name in _DTYPES:
+        for name in ("param_dtype", "reduce_dtype"):
             fields[name] = fields[name] and str(fields[name]).removeprefix("torch.")
         return json.dumps(fields)
 
     @classmethod
+    @functools.cache
     def from_json(cls, text: str) -> GatherSpec:
         fields = json.loads(text)
-        for name in _DTYPES:
+        for name in ("param_dtype", "reduce_dtype"):
             fields[name] = fields[name] and getattr(torch, fields[name])
-        shape, reduction = tuple(fields["shape"]), Reduction(**fields["reduction"])
-        return cls(**{**fields, "shape": shape, "reduction": reduction})
-
-
-_DTYPES = ("gather_dtype", "reduce_dtype", "shard_dtype")
-_spec = functools.lru_cache(maxsize=None)(GatherSpec.from_json)
+        return cls(**{**fields, "shape": tuple(fields["shape"])})
 
 
 @torch.compiler.allow_in_graph
@@ -122,7 +146,7 @@ def gather(parameter: Tensor, how: str, reshard: bool) -> Tensor:
     Returns:
         A plain tensor of shape ``GatherSpec.shape``.
     """
-    spec = _spec(how)
+    spec = GatherSpec.from_json(how)
     with traceback.annotate({ANNOTATION: {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}}):
         shard = parameter.to_local(grad_placements=parameter.placements)
         return _Gather.apply(shard, spec)
@@ -146,16 +170,19 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, spec: GatherSpec) -> Tensor:
         ctx.spec = spec
-        ctx.rows = shard.shape[0]
+        ctx.rows, ctx.dtype = shard.shape[0], shard.dtype
         return _all_gather(shard, spec)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _reduce(gradient, ctx.spec, ctx.rows), None
+        shard = _reduce(gradient, ctx.spec)
+        if ctx.spec.padded:
+            shard = shard.narrow(0, 0, ctx.rows)
+        return _cast(shard, ctx.dtype), None
 
 
 def _all_gather(shard: Tensor, spec: GatherSpec) -> Tensor:
-    shard = _cast(shard, spec.gather_dtype)
+    shard = _cast(shard, spec.gather_dtype(shard.dtype))
     if spec.shard_ranks == 1:
         return shard.view_as(shard)
     if spec.padded:
@@ -169,11 +196,10 @@ def _all_gather(shard: Tensor, spec: GatherSpec) -> Tensor:
     return full.narrow(0, 0, spec.shape[0]) if spec.padded else full
 
 
-def _reduce(gradient: Tensor, spec: GatherSpec, rows: int) -> Tensor:
+def _reduce(gradient: Tensor, spec: GatherSpec) -> Tensor:
     c10d = torch.ops._c10d_functional
-    reduction = spec.reduction
-    if spec.reduce_dtype is not None:
-        gradient = _cast(gradient, spec.reduce_dtype)
+    gradient = _cast(gradient, spec.reduce_dtype or gradient.dtype)
+    reduction = spec.reduction(gradient.dtype)
     if reduction.scale is not None:
         gradient = gradient * reduction.scale
     if spec.shard_ranks > 1:
@@ -188,11 +214,7 @@ def _reduce(gradient: Tensor, spec: GatherSpec, rows: int) -> Tensor:
     if spec.replicate_group is not None:
         gradient = c10d.all_reduce(gradient.contiguous(), reduction.all_reduce, spec.replicate_group)
         gradient = c10d.wait_tensor(gradient)
-    if reduction.divide is not None:
-        gradient = gradient / reduction.divide
-    if spec.padded:
-        gradient = gradient.narrow(0, 0, rows)
-    return _cast(gradient, spec.shard_dtype)
+    return gradient if reduction.divide is None else gradient / reduction.divide
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

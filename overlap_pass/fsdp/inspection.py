@@ -12,7 +12,7 @@ from torch import nn
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import compat
 from overlap_pass.fsdp.discover import find_units
-from overlap_pass.fsdp.gather import GatherSpec, Reduction
+from overlap_pass.fsdp.gather import GatherSpec
 
 __all__ = ["MINIMUM_TORCH", "ParameterSpec", "UnitSpec", "inspect"]
 
@@ -161,10 +161,6 @@ def _gather_spec(
     mesh = parameter.mesh
     if mesh is None:
         raise ValueError("parameters that are not sharded are refused before")
-    shard_dtype = parameter.tensor.dtype
-    gather_dtype = unit.param_dtype if unit.param_dtype and shard_dtype.is_floating_point else shard_dtype
-    # FSDP2 reduces in the gradient's dtype where the policy's two dtypes are equal.
-    reduce_dtype = unit.reduce_dtype if unit.reduce_dtype != unit.param_dtype else None
     owner, name = parameter.owners[0]
     return GatherSpec(
         unit=_unit_fqn(unit, names),
@@ -172,40 +168,18 @@ def _gather_spec(
         shape=parameter.shape,
         shard_dim=parameter.shard_dim,
         padded_rows=parameter.padded_rows,
-        gather_dtype=gather_dtype,
-        reduce_dtype=reduce_dtype,
-        shard_dtype=shard_dtype,
+        param_dtype=unit.param_dtype,
+        # FSDP2 reduces in the gradient's dtype where the policy's two dtypes are equal.
+        reduce_dtype=unit.reduce_dtype if unit.reduce_dtype != unit.param_dtype else None,
         shard_group=mesh.shard_group,
         shard_ranks=mesh.shard_ranks,
         reduce_group=mesh.reduce_group,
         # An average over one replica is the value itself.
         replicate_group=mesh.replicate_group if mesh.replicate_ranks > 1 else None,
         replicate_ranks=mesh.replicate_ranks,
-        reduction=_reduction(group, mesh, reduce_dtype or gather_dtype),
+        divide_factor=group.gradient_divide_factor,
+        sum_only=group.sum_only,
     )
-
-
-def _reduction(group: compat.GroupView, mesh: compat.MeshView, dtype: torch.dtype) -> Reduction:
-    """The steps that FSDP2 takes from the ranks' gradients to their mean.
-
-    float32 and bfloat16 let the collective average. Other dtypes could overflow in the sum: FSDP2 divides by a power of
-    two near the root of the divisor before and by the rest after, and so does this.
-    """
-    divisor = group.gradient_divide_factor
-    may_overflow = dtype not in (torch.float32, torch.bfloat16)
-    if not may_overflow and not group.sum_only:
-        if divisor is None:
-            return Reduction()
-        if divisor == mesh.shard_ranks:
-            return Reduction(scatter="avg", all_reduce="sum")
-        # FSDP2 asks NCCL for a sum with a factor on each rank's input.
-        return Reduction(scatter="sum", all_reduce="sum", scale=1 / divisor)
-    divisor = divisor or float(mesh.shard_ranks * mesh.replicate_ranks)
-    before = 1
-    while may_overflow and divisor % before == 0 and divisor / before > before:
-        before *= 2
-    # Multiplying by the inverse of a power of two is exact.
-    return Reduction(scatter="sum", all_reduce="sum", scale=1 / before, divide=divisor / before)
 
 
 def _unit_fqn(unit: compat.UnitView, names: Mapping[nn.Module, str]) -> str:

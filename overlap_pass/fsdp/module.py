@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,12 +44,11 @@ class Unit:
         depth: how many forwards of its modules are running outside compiled graphs.
     """
 
-    __slots__ = ("__weakref__", "depth", "device", "fqn", "input_dtype", "output_dtype", "reshard", "specs")
+    __slots__ = ("__weakref__", "depth", "device", "fqn", "input_dtype", "output_dtype", "reshard")
 
     def __init__(
         self,
         fqn: str,
-        specs: tuple[GatherSpec, ...],
         *,
         reshard: bool,
         input_dtype: torch.dtype | None,
@@ -57,7 +56,6 @@ class Unit:
         device: torch.device | None,
     ) -> None:
         self.fqn = fqn
-        self.specs = specs
         self.reshard = reshard
         self.input_dtype = input_dtype
         self.output_dtype = output_dtype
@@ -211,7 +209,7 @@ class OverlapModule:
         unit: Unit = self.__dict__[UNIT]
         before = super().extra_repr()  # type: ignore[misc]
         backward = "gathered again in backward" if unit.reshard else "kept for backward"
-        return "\n".join(line for line in (before, f"overlap_pass: {describe(unit.specs)}; {backward}") if line)
+        return "\n".join(line for line in (before, f"overlap_pass: {describe(self, unit)}; {backward}") if line)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise ConversionError(
@@ -275,15 +273,27 @@ def warn_always_reduced(method: str) -> None:
     )
 
 
-def describe(specs: Sequence[GatherSpec]) -> str:
-    """``30 parameters, 24.0 KiB gathered as bfloat16 over 4 ranks × 2 replicas, gradients reduced as float32``."""
-    if not specs:
+def describe(model: Any, unit: Unit | None = None) -> str:
+    """The sharded parameters of a converted model, or of one unit in it, in a line.
+
+    ``30 parameters, 24.0 KiB gathered as bfloat16 over 4 ranks × 2 replicas, gradients reduced as float32``
+    """
+    # By name, since tied parameters are read at several places.
+    found: dict[str, tuple[GatherSpec, torch.dtype]] = {}
+    for module in model.modules():
+        for name, read in module.__dict__.get(READS, {}).items():
+            parameter = module._parameters.get(name)
+            if parameter is not None and unit in (None, read.unit):
+                spec = GatherSpec.from_json(read.how)
+                found[spec.parameter] = spec, spec.gather_dtype(parameter.dtype)
+    if not found:
         return "no parameters of its own"
-    size = format_bytes(sum(spec.gathered_bytes for spec in specs))
+    specs = [spec for spec, _ in found.values()]
+    size = format_bytes(sum(torch.Size(spec.shape).numel() * dtype.itemsize for spec, dtype in found.values()))
+    gathered = _joined(_name(dtype) for _, dtype in found.values())
+    reduced = _joined(_name(spec.reduce_dtype or dtype) for spec, dtype in found.values())
     ranks = _joined(f"{spec.shard_ranks} ranks" for spec in specs)
     replicas = _joined(f" × {spec.replicate_ranks} replicas" for spec in specs if spec.replicate_ranks > 1)
-    gathered = _joined(_name(spec.gather_dtype) for spec in specs)
-    reduced = _joined(_name(spec.reduce_dtype or spec.gather_dtype) for spec in specs)
     return (
         f"{len(specs)} parameters, {size} gathered as {gathered} over {ranks}{replicas}, gradients reduced as {reduced}"
     )

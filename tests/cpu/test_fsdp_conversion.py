@@ -106,6 +106,11 @@ def test_the_representation_says_what_was_converted() -> None:
     assert "kept for backward" in text
 
 
+def test_the_representation_follows_a_change_of_dtype() -> None:
+    model = overlap_pass.make_traceable(sharded_llama()).to(torch.bfloat16)
+    assert "gathered as bfloat16 over 4 ranks, gradients reduced as bfloat16" in repr(model.blocks[0])
+
+
 def test_an_exception_in_forward_does_not_leave_parameters_gathered() -> None:
     model = overlap_pass.make_traceable(sharded_llama())
 
@@ -173,7 +178,7 @@ def test_gradients_that_were_to_be_held_back_before_the_conversion_are_warned_of
 
 
 def test_the_root_moves_its_inputs_to_its_device_as_fsdp2_does() -> None:
-    unit = Unit("", (), reshard=True, input_dtype=torch.bfloat16, output_dtype=None, device=torch.device("meta"))
+    unit = Unit("", reshard=True, input_dtype=torch.bfloat16, output_dtype=None, device=torch.device("meta"))
     args, kwargs = unit.pre_forward(nn.Identity(), (torch.ones(2), 3), {"mask": torch.ones(2, dtype=torch.bool)})
     assert [args[0].device.type, args[0].dtype, args[1]] == ["meta", torch.bfloat16, 3]
     assert [kwargs["mask"].device.type, kwargs["mask"].dtype] == ["meta", torch.bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.distributed_c10d import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
 
@@ -259,23 +262,60 @@ def test_the_graph_is_the_same_on_every_rank_but_for_the_sizes_of_shards() -> No
     assert payloads[0] == payloads[1] == payloads[2]
 
 
+SPEC = GatherSpec(
+    unit="blocks.0",
+    parameter="blocks.0.up.weight",
+    shape=(8, WIDTH),
+    shard_dim=0,
+    padded_rows=3,
+    param_dtype=torch.bfloat16,
+    reduce_dtype=None,
+    shard_group="0",
+    shard_ranks=3,
+    reduce_group="1",
+    replicate_group=None,
+    replicate_ranks=1,
+    divide_factor=None,
+    sum_only=False,
+)
+
+
 def test_a_spec_survives_json() -> None:
-    spec = GatherSpec(
-        unit="blocks.0",
-        parameter="blocks.0.up.weight",
-        shape=(8, WIDTH),
-        shard_dim=0,
-        padded_rows=3,
-        gather_dtype=torch.bfloat16,
-        reduce_dtype=None,
-        shard_dtype=torch.float32,
-        shard_group="0",
-        shard_ranks=3,
-        reduce_group="1",
-        replicate_group=None,
-        replicate_ranks=1,
-        reduction=Reduction(scatter="sum", scale=0.5, divide=3.0),
+    assert GatherSpec.from_json(SPEC.to_json()) == SPEC
+    assert SPEC.padded
+    assert SPEC.gather_dtype(torch.float32) is torch.bfloat16
+    assert SPEC.gather_dtype(torch.int8) is torch.int8
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    ranks: int
+
+    def size(self) -> int:
+        return self.ranks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(("shards", "replicas"), [(2, 1), (8, 1), (6, 1), (4, 4), (64, 1)])
+@pytest.mark.parametrize("factor", [None, 1.0, 4.0, 6.0, 8.0])
+@pytest.mark.parametrize("sum_only", [False, True])
+def test_gradients_are_divided_in_the_steps_that_fsdp2_takes(
+    dtype: torch.dtype, shards: int, replicas: int, factor: float | None, sum_only: bool
+) -> None:
+    spec = dataclasses.replace(
+        SPEC, shard_ranks=shards, replicate_ranks=replicas, divide_factor=factor, sum_only=sum_only
     )
-    assert GatherSpec.from_json(spec.to_json()) == spec
-    assert spec.padded
-    assert spec.gathered_bytes == 8 * WIDTH * 2
+    replica_group = Group(replicas) if replicas > 1 else None
+    before, after, scatter, all_reduce = _get_gradient_divide_factors(
+        Group(shards), replica_group, dtype, "cuda", factor, sum_only
+    )
+    names = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg"}
+    # A sum with a factor on each input is spelled as a factor and a sum.
+    premultiplied = scatter not in names
+    expected = Reduction(
+        scatter=names.get(scatter, "sum"),
+        all_reduce=names[all_reduce],
+        scale=1 / factor if premultiplied else None if before in (None, 1) else 1 / before,
+        divide=None if after in (None, 1) else after,
+    )
+    assert spec.reduction(dtype) == expected

@@ -99,6 +99,14 @@ def assigned_state(*, then_restored: bool) -> list[str]:
     return differences(train(source, adamw(source), REST), found)
 
 
+def give_values(model: nn.Module) -> None:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+        model.scale.fill_(1)
+
+
 def from_meta(*, then_restored: bool) -> list[str]:
     """Converted while on meta device, then given storage and values."""
     models = []
@@ -108,16 +116,32 @@ def from_meta(*, then_restored: bool) -> list[str]:
         fully_shard(model.blocks[0])
         model = convert(fully_shard(model))
         model.to_empty(device="cpu")
-        torch.manual_seed(1)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(std=0.1)
-            model.scale.fill_(1)
+        give_values(model)
         models.append(model)
     reference, model = models
     if then_restored:
         overlap_pass.restore(model)
     return differences(train(reference, adamw(reference), Recipe()), train(model, adamw(model), Recipe()))
+
+
+def another_dtype() -> list[str]:
+    """Converted, then ``to(bfloat16)``, against FSDP2 that was bfloat16 before its first forward."""
+    reference, model = llama().to(torch.bfloat16), converted().to(torch.bfloat16)
+    return differences(train(reference, adamw(reference), Recipe()), train(model, adamw(model), Recipe()))
+
+
+def new_storage_then_restored() -> list[str]:
+    """A model that has run gets other storage while it is converted; FSDP2 must not gather the old one afterwards."""
+    models = [llama(), llama()]
+    for model in models:
+        with torch.no_grad():
+            model(*token_batch(model, 9))
+    overlap_pass.make_traceable(models[1])
+    for model in models:
+        give_values(model.to_empty(device="cpu"))
+    overlap_pass.restore(models[1])
+    expected, found = (train(model, adamw(model), Recipe()) for model in models)
+    return differences(expected, found)
 
 
 def a_full_state_dict() -> list[str]:
@@ -158,6 +182,8 @@ CASES = {
     "load_state_dict(assign=True), then restored": partial(assigned_state, then_restored=True),
     "converted on meta device": partial(from_meta, then_restored=False),
     "converted on meta device, then restored": partial(from_meta, then_restored=True),
+    "to(bfloat16) after the conversion": another_dtype,
+    "to_empty() after the conversion, then restored": new_storage_then_restored,
     "the full state dict": a_full_state_dict,
     "names of a compiled model": names_of_a_compiled_model,
     "shards between steps": a_second_optimizer_step_on_shards,
