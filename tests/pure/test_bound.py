@@ -13,8 +13,9 @@ from overlap_pass.cost.model import Contention, CostTable
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Category, CollectiveKind, OpKind, Phase, Program, Role
 from overlap_pass.schedule.placement import Placement
-from overlap_pass.simulate.bound import _jackson_us, fixed_compute, lower_bound
+from overlap_pass.simulate.bound import fixed_compute, lower_bound
 from overlap_pass.simulate.engine import simulate
+from overlap_pass.simulate.windows import jackson_us
 from tests.pure.programs import Builder, fsdp_programs, legal_orders, priced, prices, random_order
 
 _ENOUGH = 1500
@@ -116,6 +117,22 @@ def test_the_last_reduction_of_a_backward_stands_behind_all_compute() -> None:
     bound = lower_bound(build_dag(program), costs)
     assert (bound.step_us, bound.by) == (52, "head and tail")
     assert simulate(program, costs, _hoisted(program)).step_us == 52
+
+
+def test_casts_of_earlier_gradients_do_not_hide_the_last_reduction() -> None:
+    """Three gradients of 10, each cast (2) and reduced (7): casts put off beside the last reduction put theirs off too."""
+    build = Builder(phase=Phase.BACKWARD)
+    hidden, reduced = build.input("x"), []
+    for n in range(3):
+        hidden = build.compute(f"d{n}", hidden)
+        reduced.append(build.wait(f"rw{n}", build.reduce_scatter(f"r{n}", build.cast(f"upcast{n}", hidden))))
+    program = build.output(*reduced)
+    costs = prices(program, {f"d{n}": 10.0 for n in range(3)} | {f"upcast{n}": 2.0 for n in range(3)}
+                   | {f"r{n}": 7.0 for n in range(3)})  # fmt: skip
+    assert lower_bound(build_dag(program), costs).step_us == 30 + 6 + 7
+    draws = random.Random(0)
+    orders = [random_order(build_dag(program), draws, fixed_compute(program)) for _ in range(2000)]
+    assert min(simulate(program, costs, order).step_us for order in orders) == 43
 
 
 def _hoisted(program: Program) -> tuple[str, ...]:
@@ -263,4 +280,4 @@ def test_jacksons_preemptive_schedule_is_the_best_bound_over_all_sets(jobs: list
         for chosen in itertools.combinations(jobs, size):
             releases, durations, tails = zip(*chosen, strict=True)
             best = max(best, min(releases) + sum(durations) + min(tails))
-    assert _jackson_us((float(r), float(p), float(q)) for r, p, q in jobs) == best
+    assert jackson_us((float(r), float(p), float(q)) for r, p, q in jobs) == best
