@@ -82,5 +82,8 @@ class Compilation:
             raise PlanError(f"report={str(path)!r} cannot be written: {error.strerror or error}") from error
 
     def _setting(self) -> tuple[tuple[str, str], ...]:
-        return (("torch", torch.__version__), ("strategy", spec(self.config.strategy)), ("hardware", self.hardware.name))
-
+        return (
+            ("torch", torch.__version__),
+            ("strategy", spec(self.config.strategy)),
+            ("hardware", self.hardware.name),
+        )

@@ -25,6 +25,7 @@ from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.feeding import tight
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.verify import violations
@@ -125,7 +126,7 @@ def make_plan(
 
     A schedule is used only if it is legal, keeps the budget and is not slower than the order as written in the
     simulator; else the order as written is planned and a note says why. Of the sizes of coalesced launches that
-    ``coalesce`` allows, the one with the shortest simulated step is taken (ties: the fewest changes).
+    ``coalesce`` allows, the one with the best score is taken (ties: the fewest changes).
 
     Args:
         coalesce: ``"off"``, ``"auto"`` (several sizes are tried) or bytes that a coalesced launch carries at least.
@@ -138,7 +139,7 @@ def make_plan(
     _check_feasible(written)
     sizes = _TARGET_BYTES if coalesce == "auto" else (0,) if coalesce == "off" else (int(coalesce),)
     candidates = [_candidate(written, strategy, groups) for groups in _groupings(program, strategy, sizes)]
-    best = min(candidates, key=lambda candidate: candidate.after.step_us)
+    best = min(candidates, key=lambda candidate: candidate.score_us)
     return Plan(
         program=best.problem.program,
         coalesced=best.groups,
@@ -166,9 +167,7 @@ class _Written:
     simulation: Simulation
 
     @classmethod
-    def of(
-        cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None
-    ) -> _Written:
+    def of(cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None) -> _Written:
         memory = peak(program)
         costs = price(program, hardware, measured=measured)
         budget_bytes = budget.resolve(program, memory.peak_bytes)
@@ -188,6 +187,7 @@ class _Candidate:
     problem: Problem
     schedule: Schedule
     after: Simulation
+    score_us: float
     notes: tuple[str, ...]
 
 
@@ -202,7 +202,8 @@ def _candidate(written: _Written, strategy: Strategy, groups: tuple[Group, ...])
     problem = written.problem(coalesce_launches(written.program, groups))
     schedule, notes = _accepted(problem, strategy.schedule(problem), written.simulation)
     after = simulate(problem.program, problem.costs, schedule.order, label="scheduled")
-    return _Candidate(groups, problem, schedule, after, notes)
+    score_us = Score(problem).of(schedule.order)
+    return _Candidate(groups, problem, schedule, after, score_us, notes)
 
 
 def _check_feasible(written: _Written) -> None:

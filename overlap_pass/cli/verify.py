@@ -45,7 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--hardware", help="hardware name or TOML file that costs are taken from")
     parser.add_argument("--rounds", type=int, default=4, help="alternating blocks (%(default)s)")
     parser.add_argument("--steps", type=int, default=6, help="steps in a block (%(default)s)")
-    parser.add_argument("--profiled", type=int, default=4, help="profiled steps of each system, 0 for none (%(default)s)")
+    parser.add_argument(
+        "--profiled", type=int, default=4, help="profiled steps of each system, 0 for none (%(default)s)"
+    )
     parser.add_argument("--output", type=Path, help="page (.html) with the timelines of baseline and schedule")
     parser.add_argument("--record", type=Path, help="JSON file for all figures")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

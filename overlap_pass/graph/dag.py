@@ -7,6 +7,7 @@ so that an ordering edge never overwrites a data edge between the same pair. The
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,7 +79,7 @@ def _link(graph: nx.DiGraph, first: str, second: str, kind: EdgeKind) -> None:
 
 
 def _chain(graph: nx.DiGraph, ops: list[OpNode], kind: EdgeKind) -> None:
-    for first, second in zip(ops, ops[1:], strict=False):
+    for first, second in itertools.pairwise(ops):
         _link(graph, first.name, second.name, kind)
 
 

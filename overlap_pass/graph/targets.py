@@ -44,7 +44,9 @@ _RANDOM_HIGHER_ORDER = frozenset(
 _RANDOM_OPS = frozenset(
     {"inductor_seed", "inductor_seeds", "inductor_random", "inductor_randint", "inductor_force_stride_order_random"}
 )
-_MATMUL = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "convolution_backward", "_grouped_mm"})
+_MATMUL = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "convolution", "convolution_backward", "_grouped_mm"}
+)
 _REDUCTION = frozenset(
     {"sum", "mean", "amax", "amin", "var", "var_mean", "argmax", "argmin", "logsumexp", "_log_softmax", "_softmax"}
     | {"_log_softmax_backward_data", "_softmax_backward_data", "native_layer_norm", "native_layer_norm_backward"}
@@ -79,7 +81,9 @@ def collective_kind(target: object) -> CollectiveKind | None:
 
 
 def is_wait(target: object) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target.namespace == _FUNCTIONAL and _name(target) == "wait_tensor"
+    return (
+        isinstance(target, torch._ops.OpOverload) and target.namespace == _FUNCTIONAL and _name(target) == "wait_tensor"
+    )
 
 
 def draws_random(target: object) -> bool:
@@ -110,10 +114,10 @@ def category(target: object) -> Category:
     for names, found in ((_REDUCTION, Category.REDUCTION), (_COPY, Category.COPY), (_INDEX, Category.INDEX)):
         if name in names:
             return found
-    if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.pointwise in target.tags or target.namespace == "prims" or name in _POINTWISE:
-            return Category.POINTWISE
-    return Category.OTHER
+    if not isinstance(target, torch._ops.OpOverload):
+        return Category.OTHER
+    pointwise = torch.Tag.pointwise in target.tags or target.namespace == "prims" or name in _POINTWISE
+    return Category.POINTWISE if pointwise else Category.OTHER
 
 
 def flop_formula(target: object) -> Callable[..., int] | None:

@@ -126,9 +126,7 @@ def plan_llama(
     plans = []
     for program in programs:
         progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
-        plans.append(
-            make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce)
-        )
+        plans.append(make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce))
     setting = (
         ("model", f"{preset}, forward + backward"),
         ("ranks", f"{world_size} × {hardware.name}"),

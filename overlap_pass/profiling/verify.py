@@ -175,9 +175,7 @@ class _Bench:
                 path = Path(folder) / f"{entry.variant.name}.json.gz"
                 profile_steps(entry.workload, path, steps=self.effort.profiled)
                 timeline = typical_step(path, entry.variant.name)
-                sides.append(
-                    Side.of(entry.variant.name, timeline, peak_bytes=entry.peak_bytes, step_samples_us=taken)
-                )
+                sides.append(Side.of(entry.variant.name, timeline, peak_bytes=entry.peak_bytes, step_samples_us=taken))
         return sides
 
     def compare(self, variant: Variant, reference: Variant) -> Agreement | None:

@@ -38,7 +38,9 @@ def coalesce_nodes(graph: fx.Graph, groups: Sequence[Group]) -> None:
         kind = collective_kind(members[0].target)
         rest = members[0].args[1:]
         if kind not in _COALESCED or any(m.target is not members[0].target or m.args[1:] != rest for m in members):
-            raise IllegalSchedule(f"launches {', '.join(group.members)} cannot be coalesced: they differ in kind or group")
+            raise IllegalSchedule(
+                f"launches {', '.join(group.members)} cannot be coalesced: they differ in kind or group"
+            )
         with graph.inserting_before(output):
             launch = _node(graph, group.launch, _COALESCED[kind], ([m.args[0] for m in members], *rest))
             launch.meta = {**members[0].meta, "val": [m.meta["val"] for m in members]}

@@ -7,6 +7,7 @@ may save the permuted view saves the gathered memory with it.
 
 from __future__ import annotations
 
+import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -43,8 +44,16 @@ def tag_gathers(graph: fx.Graph) -> int:
             saved_here = policy is CheckpointPolicy.MUST_SAVE and program.ops[position].kind is not OpKind.WAIT
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE if saved_here else policy
             node.meta["ac_graph_id"] = _REGION
+        _note_padding(nodes[launch.name], [nodes[program.ops[position].name] for position in move.head])
         tagged += 1
     return tagged
+
+
+def _note_padding(launch: fx.Node, head: list[fx.Node]) -> None:
+    """Every rank pads here, if by no rows. Later a compiler may drop that, and the ranks could no longer tell."""
+    if any(node.target is torch.ops.aten.constant_pad_nd.default for node in head):
+        custom = launch.meta.get("custom") or {}
+        launch.meta["custom"] = {**custom, ANNOTATION: {**custom.get(ANNOTATION, {}), "padded": True}}
 
 
 def _policy(launch: fx.Node) -> CheckpointPolicy:

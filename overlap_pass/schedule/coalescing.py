@@ -101,7 +101,9 @@ def coalesce(program: Program, groups: Sequence[Group]) -> Program:
     for op in program.ops:
         group = replaced.get(op.name)
         if group is not None:
-            ops.append(OpNode(group.part(op.name), OpKind.VIEW, "getitem", (group.launch,), op.storages, dtype=op.dtype))
+            ops.append(
+                OpNode(group.part(op.name), OpKind.VIEW, "getitem", (group.launch,), op.storages, dtype=op.dtype)
+            )
         elif op.launch in replaced:
             group = replaced[op.launch]
             inputs = tuple(group.part(name) if name in replaced else name for name in op.inputs)

@@ -185,13 +185,28 @@ class _Feeder:
     def _feed_lane(self, lane: _Lane, position: int, *, drain: bool) -> None:
         while lane.gathers and lane.gathers[0].deadline <= position:
             self._launch(lane.gathers.popleft(), lane, position)
+        for launch in self.read_at.get(
+            position, ()
+        ):  # compute will block on these, so nothing keeps them from starting
+            if self.lanes[self.groups[launch]] is lane:
+                self._start_up_to(lane, launch)
         start_us = self._anchor_start_us(position)
         horizon_us = start_us + self._runs_us(position)
-        while drain or (not lane.queued and lane.free_us < horizon_us):
+        while drain or self._runs_dry(lane, start_us, horizon_us):
             move = self._choose(lane, position, start_us, horizon_us)
             if move is None:
                 return
             self._launch(move, lane, position)
+
+    def _runs_dry(self, lane: _Lane, start_us: float, horizon_us: float) -> bool:
+        """Whether the lane would have nothing to start at the next boundary.
+
+        Where compute blocks first, the first of the queue starts with the anchor, and only the others wait for the
+        boundary.
+        """
+        blocked = start_us > self.now_us and bool(lane.queued)
+        free_us = lane.free_us + (self._traffic_us(lane.queued[0][0]) if blocked else 0.0)
+        return len(lane.queued) == blocked and free_us < horizon_us
 
     def _anchor_start_us(self, position: int) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
@@ -258,16 +273,24 @@ class _Feeder:
     def _start_queued(self, lane: _Lane, *, everything: bool = False) -> None:
         """At a boundary the next collective starts if the lane is idle; while compute is blocked, one after another."""
         while lane.queued and (everything or lane.free_us <= self.now_us):
-            move, ready_us = lane.queued.popleft()
-            idle_us = ready_us if everything else max(ready_us, self.now_us)
-            lane.free_us = max(lane.free_us, idle_us) + self._traffic_us(move)
-            self.ends_us[move.launch] = lane.free_us
+            ready_us = lane.queued[0][1]
+            self._start_next(lane, ready_us if everything else max(ready_us, self.now_us))
+
+    def _start_up_to(self, lane: _Lane, launch: int) -> None:
+        while launch not in self.ends_us and lane.queued:
+            self._start_next(lane, lane.queued[0][1])
+
+    def _start_next(self, lane: _Lane, not_before_us: float) -> None:
+        move, _ = lane.queued.popleft()
+        lane.free_us = max(lane.free_us, not_before_us) + self._traffic_us(move)
+        self.ends_us[move.launch] = lane.free_us
 
     def _block_until(self, launch: int) -> None:
-        """The compute lane waits for a collective; lanes run freely meanwhile."""
-        if launch not in self.ends_us and launch in self.groups:
-            self._start_queued(self.lanes[self.groups[launch]], everything=True)
-        self.now_us = max(self.now_us, self.ends_us.get(launch, 0.0))
+        """The compute lane waits for a collective; what is queued behind that one starts before compute goes on."""
+        lane = self.lanes[self.groups[launch]]
+        self._start_up_to(lane, launch)
+        self.now_us = max(self.now_us, self.ends_us[launch])
+        self._start_queued(lane)
 
     def _wait_for_gathers(self, position: int) -> None:
         self.held = [entry for entry in self.held if entry[0] > position]

@@ -191,30 +191,42 @@ def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
     An anchor never moves: a wish too early is pushed behind what it depends on, one too late is pulled before its
     first reader.
     """
-    dag, ops = placement.dag, placement.program.ops
-    last: Key = (len(ops) - 1, WAITS, 0)
+    keys = _wished(placement, wishes)
+    _pull_before_readers(placement, keys)
+    _push_behind_sources(placement, keys)
+    return tuple(sorted(range(len(keys)), key=lambda position: (keys[position], position)))
+
+
+def _wished(placement: Placement, wishes: Mapping[int, Key]) -> list[Key]:
+    ops = placement.program.ops
+    latest: Key = (len(ops) - 1, WAITS, 0)
     keys: list[Key] = []
     for position, op in enumerate(ops):
         if op.kind is OpKind.INPUT:
             keys.append((-1, 0, 0))
         elif position in placement.free:
-            keys.append(wishes.get(position, last))
+            keys.append(wishes.get(position, latest))
         else:
             keys.append((position, ANCHOR, 0))
-    for position in range(len(ops) - 1, -1, -1):
+    return keys
+
+
+def _pull_before_readers(placement: Placement, keys: list[Key]) -> None:
+    """No free op behind what depends on it, backwards; before an anchor is among the waits that it needs."""
+    for position in range(len(keys) - 1, -1, -1):
+        if position not in placement.free:
+            continue
+        for successor in placement.dag.successors[position]:
+            anchor, rank, sequence = keys[successor]
+            keys[position] = min(keys[position], (anchor, WAITS, 0) if rank == ANCHOR else (anchor, rank, sequence))
+
+
+def _push_behind_sources(placement: Placement, keys: list[Key]) -> None:
+    """No free op before what it depends on, forwards. Never past a reader: those were keys along the same edges."""
+    for position in range(len(keys)):
         if position in placement.free:
-            for successor in dag.successors[position]:
-                bound = keys[successor]
-                if bound[1] == ANCHOR:
-                    bound = (bound[0], WAITS, 0)
-                if bound < keys[position]:
-                    keys[position] = bound
-    for position in range(len(ops)):
-        if position in placement.free:
-            for predecessor in dag.predecessors[position]:
-                if keys[predecessor] > keys[position]:
-                    keys[position] = keys[predecessor]
-    return tuple(sorted(range(len(ops)), key=lambda position: (keys[position], position)))
+            for predecessor in placement.dag.predecessors[position]:
+                keys[position] = max(keys[position], keys[predecessor])
 
 
 def _launch_moves(op: OpNode) -> bool:

@@ -12,6 +12,7 @@ The order is replayed step by step against the state that each op needs:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from overlap_pass.graph.program import OpKind, OpNode, Program, Role
@@ -66,7 +67,7 @@ def _sequence(what: str, ops: Iterable[OpNode], at: dict[str, int]) -> list[str]
     names = [op.name for op in ops]
     return [
         f"{what} change places: {second} before {first}"
-        for first, second in zip(names, names[1:], strict=False)
+        for first, second in itertools.pairwise(names)
         if at[first] > at[second]
     ]
 

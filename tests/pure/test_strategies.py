@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from overlap_pass.cost.model import Contention
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import Phase, Program
+from overlap_pass.graph.program import OpNode, Phase, Program
 from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
@@ -73,14 +73,26 @@ def test_latest_start_keeps_any_budget_that_the_tight_order_keeps(data) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_no_prefetch_holds_less_than_the_tight_order(data) -> None:
-    """What ``smallest_bytes`` promises, against the other strategies (all keep the compute order)."""
+    """What ``smallest_bytes`` promises, where sizes are as in FSDP: shards are held, a gathered parameter is no smaller
+    than what is sent, a cast gradient no larger than the gradient, a reduced one no larger than either."""
     program, costs = data.draw(priced())
+    assume(all(_sizes_as_in_fsdp(program, op) for op in program.ops))
     problem = Problem(build_dag(program), costs, None)
     smallest_bytes = Room.of(Placement(problem.dag)).smallest_bytes
     for strategy in (BackwardPre(), BackwardPost(), LatestStart()):
         assert peak(program, strategy.schedule(problem).order).peak_bytes >= smallest_bytes
+
+
+def _sizes_as_in_fsdp(program: Program, op: OpNode) -> bool:
+    if op.name.startswith("shard_"):
+        return all(program.storages[storage].held for storage in op.storages)
+    if op.name.startswith("gather_"):
+        return op.written_bytes >= op.read_bytes
+    if op.name.startswith(("reduce_", "upcast_", "downcast_")):
+        return op.written_bytes <= op.read_bytes
+    return True
 
 
 def test_as_written_moves_nothing() -> None:
@@ -177,7 +189,8 @@ def test_every_gather_has_a_decision_with_a_reason() -> None:
     problem = Problem(build_dag(program), costs_of(program, compute_us=10, gather_us=8), None)
     decisions = {decision.op: decision for decision in LatestStart().schedule(problem).decisions}
     assert set(decisions) == {"ag0", "ag1", "ag2"}
-    assert decisions["ag1"].action is Action.HOIST and decisions["ag1"].moved_over == 1
+    assert decisions["ag1"].action is Action.HOIST
+    assert decisions["ag1"].moved_over == 1
     assert decisions["ag0"].action is Action.KEEP
     assert all(decision.reason for decision in decisions.values())
 

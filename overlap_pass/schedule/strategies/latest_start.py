@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
@@ -12,8 +13,8 @@ from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.feeding import Policy, feed, tight
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.types import Problem, Schedule
-from overlap_pass.simulate.engine import simulate
 from overlap_pass.spec import spec
 
 __all__ = ["LatestStart"]
@@ -27,10 +28,10 @@ _SHRINKS = 3
 class LatestStart:
     """Least memory for the same hidden time.
 
-    A short ladder of policies (``schedule.feeding``) is tried; every order whose exact peak keeps the budget is
-    simulated, and the winner is chosen by
+    A short ladder of policies (``schedule.feeding``) is tried; among the orders whose exact peak keeps the budget the
+    winner is chosen by
 
-    1. simulated step, to the nanosecond;
+    1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
     3. place on the ladder.
 
@@ -49,24 +50,23 @@ class LatestStart:
         placement = Placement(problem.dag)
         room = Room.of(placement)
         program = problem.program
+        score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
         for order, how in self._candidates(problem, placement, room):
             names = tuple(program.ops[p].name for p in order)
             peak_bytes = peak(program, names).peak_bytes
             if problem.budget_bytes is not None and peak_bytes > problem.budget_bytes:
                 continue
-            step_us = simulate(program, problem.costs, names).step_us
-            if best is None or (step_us, peak_bytes) < best[:2]:
-                best = (step_us, peak_bytes, order, how)
+            found = (score.of(names), peak_bytes)
+            if best is None or found < best[:2]:
+                best = (*found, order, how)
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
             order = place(placement, tight(placement))
             return Schedule(spec(self), tuple(program.ops[p].name for p in order))
         names = tuple(program.ops[p].name for p in best[2])
         return Schedule(spec(self), names, explain(placement, best[2], best[3]))
 
-    def _candidates(
-        self, problem: Problem, placement: Placement, room: Room
-    ) -> Iterator[tuple[tuple[int, ...], str]]:
+    def _candidates(self, problem: Problem, placement: Placement, room: Room) -> Iterator[tuple[tuple[int, ...], str]]:
         """Orders of the ladder, each distinct one once, the tight order last."""
         seen: set[tuple[int, ...]] = set()
         step_us = sum(problem.costs.duration_us.values())
@@ -85,10 +85,7 @@ class LatestStart:
         """Feed; where the exact peak is over the budget, feed again with what was too much taken off."""
         program, allowed = problem.program, problem.budget_bytes
         for _ in range(_SHRINKS):
-            limit = allowed
-            wishes = feed(
-                placement, problem.costs, policy, room_bytes=lambda a, b, limit=limit: room.left_bytes(limit, a, b)
-            )
+            wishes = feed(placement, problem.costs, policy, room_bytes=partial(room.left_bytes, allowed))
             order = place(placement, wishes)
             if problem.budget_bytes is None or allowed is None:
                 break

@@ -1,0 +1,130 @@
+"""From program to plan: what is promised holds, and what goes wrong is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from overlap_pass.cost.hardware import load_hardware
+from overlap_pass.errors import InfeasibleBudget
+from overlap_pass.graph.program import Program
+from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.ledger import peak
+from overlap_pass.planning import make_plan
+from overlap_pass.schedule.strategies import AsWritten, BackwardPre, LatestStart
+from overlap_pass.schedule.types import Problem, Schedule
+from tests.pure.programs import Builder
+
+MIB = 2**20
+H100 = load_hardware("h100")
+
+
+def chain(layers: int = 4, *, flops: int = 10**12) -> Program:
+    """Layers whose gather (64 MiB) is written where it is used, under matmuls of about 1.5 ms."""
+    build = Builder()
+    value = build.input("x", MIB, held=True)
+    shards = [build.input(f"shard{i}", 32 * MIB, held=True) for i in range(layers)]
+    for i, shard in enumerate(shards):
+        weight = build.wait(f"w{i}", build.all_gather(f"ag{i}", shard, 64 * MIB, unit=f"block{i}"))
+        value = build.compute(f"mm{i}", value, weight, size_bytes=MIB, flops=flops)
+    return build.output(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A strategy that returns what it is told to."""
+
+    order: tuple[str, ...]
+    name: ClassVar[str] = "fixed"
+
+    def schedule(self, problem: Problem) -> Schedule:
+        return Schedule(self.name, self.order)
+
+
+def test_the_plan_hides_what_can_be_hidden() -> None:
+    plan = make_plan(chain(8), H100, LatestStart(), Budget.parse("unlimited"))
+    assert plan.after.step_us < plan.before.step_us
+    assert plan.after.exposed_us < 0.5 * plan.before.exposed_us
+    assert plan.after.step_us >= plan.bound.step_us
+    assert plan.gap_percent >= 0
+
+
+@pytest.mark.parametrize("budget", ["1.0x", "+1MiB", "+64MiB", "fsdp2"])
+def test_the_peak_keeps_the_budget(budget) -> None:
+    plan = make_plan(chain(), H100, LatestStart(), Budget.parse(budget))
+    assert plan.budget_bytes is not None
+    assert plan.memory_after.peak_bytes <= plan.budget_bytes
+
+
+def test_a_budget_below_any_order_is_an_error_that_names_the_smallest_one() -> None:
+    program = chain()
+    with pytest.raises(InfeasibleBudget, match="smallest budget that fits") as caught:
+        make_plan(program, H100, LatestStart(), Budget.parse("80MiB"))
+    assert caught.value.smallest_bytes <= peak(program).peak_bytes
+    plan = make_plan(program, H100, LatestStart(), Budget.parse(caught.value.smallest_bytes))
+    assert plan.memory_after.peak_bytes <= caught.value.smallest_bytes
+
+
+def test_an_illegal_order_is_dropped_for_the_one_as_written(caplog) -> None:
+    program = chain()
+    wrong = (*program.order[:-3], program.order[-2], program.order[-3], program.order[-1])
+    plan = make_plan(program, H100, Fixed(wrong), Budget.parse("unlimited"), coalesce="off")
+    assert plan.schedule.order == program.order
+    assert any("illegal" in note for note in plan.notes)
+    assert any(record.levelname == "ERROR" for record in caplog.records), "loudly"
+
+
+def test_an_order_over_the_budget_is_dropped() -> None:
+    program = chain()
+    plan = make_plan(program, H100, BackwardPre(depth=3), Budget.parse("1.0x"), coalesce="off")
+    assert plan.memory_after.peak_bytes <= peak(program).peak_bytes
+    assert any("over the budget" in note for note in plan.notes)
+
+
+def test_a_slower_order_is_not_used() -> None:
+    """As written the gather runs beside the first matmul; the order offered launches it behind, where nothing hides it."""
+    build = Builder()
+    x, shard = build.input("x", MIB, held=True), build.input("shard", 32 * MIB, held=True)
+    first = build.compute("mm0", x, size_bytes=MIB, flops=10**12)
+    launch = build.all_gather("ag", shard, 64 * MIB)
+    second = build.compute("mm1", first, size_bytes=MIB, flops=10**12)
+    third = build.compute("mm2", second, size_bytes=MIB, flops=10**12)
+    program = build.output(build.compute("use", third, build.wait("w", launch), size_bytes=MIB, flops=10**9))
+    serial = ("x", "shard", "mm0", "mm1", "mm2", "ag", "w", "use", "output")
+    plan = make_plan(program, H100, Fixed(serial), Budget.parse("unlimited"), coalesce="off")
+    assert plan.schedule.order == program.order
+    assert any("order as written is kept" in note for note in plan.notes)
+
+
+def test_as_written_changes_nothing() -> None:
+    program = chain()
+    plan = make_plan(program, H100, AsWritten(), Budget.parse(None))
+    assert (plan.program, plan.coalesced, plan.schedule.order) == (program, (), program.order)
+    assert plan.after.step_us == plan.before.step_us
+
+
+def test_a_program_without_collectives_is_planned_as_it_is() -> None:
+    build = Builder()
+    program = build.output(build.compute("mm", build.input("x", 8), size_bytes=8, flops=100))
+    plan = make_plan(program, H100, LatestStart(), Budget.parse(None))
+    assert plan.schedule.order == program.order
+
+
+def test_a_plan_is_json_and_its_skeleton_tells_launch_orders_apart() -> None:
+    program = chain()
+    first = make_plan(program, H100, LatestStart(), Budget.parse(None))
+    again = make_plan(program, H100, LatestStart(), Budget.parse(None))
+    other = make_plan(chain(5), H100, LatestStart(), Budget.parse(None))
+    assert json.loads(json.dumps(first.to_json())) == again.to_json()
+    assert first.skeleton == again.skeleton != other.skeleton
+
+
+def test_measured_times_replace_the_cost_model() -> None:
+    """With gathers of a microsecond there is next to nothing to hide."""
+    program = chain()
+    fast = {op.name: 1.0 for op in program.launches}
+    plan = make_plan(program, H100, LatestStart(), Budget.parse(None), measured=fast)
+    assert plan.before.exposed_us == pytest.approx(4.0)
