@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph
@@ -68,6 +69,7 @@ class Precedence:
         """
         return min((self.before[wait] for wait in self.waits[launch]), default=len(self.fixed))
 
+    @cached_property
     def heads_us(self) -> dict[int, float]:
         """Launch → compute that leads to it and to nothing else, and that no fixed op comes after."""
         leads: list[int | None] = [None] * len(self.predecessors)

@@ -70,7 +70,7 @@ class _LaneWindows:
         self._lane = lane
         count = len(facts.fixed)
         before, before_gain, behind, behind_gain, heads = ([0.0] * (count + 1) for _ in range(5))
-        total_gain_us, heads_us = 0.0, facts.heads_us()
+        total_gain_us = 0.0
         for job in lane.jobs:
             after, ended_before = facts.after[job.launch], facts.ended_before(job.launch)
             beside_us = facts.compute_us - compute.until_us(after) - compute.since_us(ended_before)
@@ -79,7 +79,7 @@ class _LaneWindows:
             before_gain[ended_before] += gain_us
             _add(behind, after, job.time_us)
             _add(behind_gain, after, gain_us)
-            head_us = heads_us.get(job.launch, 0.0)
+            head_us = facts.heads_us.get(job.launch, 0.0)
             heads[after + 1] += head_us if lane.gain_per_us * head_us <= gain_us else 0.0
             total_gain_us += gain_us
         self._before, self._before_gain = list(accumulate(before)), list(accumulate(before_gain))
