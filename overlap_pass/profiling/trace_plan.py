@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from overlap_pass.config import Config
@@ -28,9 +28,12 @@ from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.rewrite.partition import partition
 from overlap_pass.spec import spec
 
-__all__ = ["fake_world", "plan_llama", "trace"]
+__all__ = ["Build", "fake_world", "plan_llama", "plan_model", "trace"]
 
 Report = Callable[[str], None]
+
+Build = Callable[[DeviceMesh], tuple[nn.Module, Sequence[Any]]]
+"""Mesh → sharded model and its inputs."""
 
 
 @contextlib.contextmanager
@@ -95,6 +98,56 @@ def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
+def plan_model(
+    build: Build,
+    *,
+    world_size: int,
+    options: Mapping[str, Any] | None = None,
+    title: str = "",
+    setting: tuple[tuple[str, str], ...] = (),
+    progress: Report = lambda _: None,
+) -> Comparison:
+    """Plan one training step (forward and backward) of a model for ``world_size`` ranks.
+
+    Args:
+        build: called with a 1-D device mesh over all ranks; shards a model on it with ``fully_shard`` and returns the
+            model and its inputs, ``model(*inputs)`` being the loss. Runs under fake tensors: nothing is allocated, so a
+            model of any size can be built, and no value can be read.
+        options: the backend's options (strategy, memory_budget, hardware, coalesce).
+        title: what the report calls it.
+        setting: (name, value) pairs for the report.
+        progress: called with what is being done.
+
+    Raises:
+        CaptureError: the model does not trace into one graph, or this process is in a process group already.
+        OptionError: an option or the world size is not accepted.
+        InfeasibleBudget: the budget is below what the step needs.
+    """
+    config = Config.from_options(options)
+    if world_size < 2:
+        raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
+    hardware = config.hardware_for(None)
+    with fake_world(world_size):
+        progress(f"tracing on {world_size} ranks")
+        mesh = init_device_mesh("cpu", (world_size,))
+        # Constants that decompositions lift into the graph are real tensors.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model, inputs = build(mesh)
+            programs = trace(make_traceable(model), inputs)
+    plans = []
+    for program in programs:
+        progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
+        plans.append(make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce))
+    found = (
+        ("ranks", f"{world_size} × {hardware.name}"),
+        ("strategy", spec(config.strategy)),
+        ("memory budget", config.memory_budget.spec),
+        ("coalesce", str(config.coalesce)),
+        ("torch", torch.__version__),
+    )
+    return compare_plans(plans, title=title or f"{world_size} × {hardware.name}", setting=(*setting, *found))
+
+
 def plan_llama(
     preset: str,
     *,
@@ -103,49 +156,31 @@ def plan_llama(
     options: Mapping[str, Any] | None = None,
     progress: Report = lambda _: None,
 ) -> Comparison:
-    """Plan one training step (forward and backward) of a preset of ``profiling.llama`` with FSDP over all ranks.
+    """Plan one training step of a preset of ``profiling.llama`` with FSDP over all ranks.
 
-    Parameters are fp32 shards, computed with in bf16, gradients reduced in fp32.
+    Parameters are fp32 shards, computed with in bf16, gradients reduced in fp32. Errors as for :func:`plan_model`.
 
     Args:
         tokens: tokens per rank and step, in sequences of at most 4096.
-        options: the backend's options (strategy, memory_budget, hardware).
-        progress: called with what is being done.
-
-    Raises:
-        OptionError: a preset, option or size is not accepted.
-        InfeasibleBudget: the budget is below what the step needs.
     """
-    config, shape = Config.from_options(options), llama.preset(preset)
-    if world_size < 2:
-        raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
-    hardware = config.hardware_for(None)
-    with fake_world(world_size):
-        progress(f"tracing {preset} on {world_size} ranks, {tokens} tokens each")
-        programs = trace(*_sharded_llama(shape, world_size, tokens))
-    plans = []
-    for program in programs:
-        progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
-        plans.append(make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce))
-    setting = (
-        ("model", f"{preset}, forward + backward"),
-        ("ranks", f"{world_size} × {hardware.name}"),
-        ("tokens per rank", str(tokens)),
-        ("precision", "bf16 parameters in compute, fp32 shards and reduction"),
-        ("strategy", spec(config.strategy)),
-        ("memory budget", config.memory_budget.spec),
-        ("torch", torch.__version__),
-    )
-    return compare_plans(plans, title=f"{preset} on {world_size} × {hardware.name}", setting=setting)
+    shape = llama.preset(preset)
+    length = min(tokens, 4096, shape.max_tokens)
 
-
-def _sharded_llama(
-    shape: llama.LlamaConfig, world_size: int, tokens: int, sequence_tokens: int = 4096
-) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-    mesh = init_device_mesh("cpu", (world_size,))
-    length = min(tokens, sequence_tokens)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    with FakeTensorMode(allow_non_fake_inputs=True):  # constants that decompositions lift into the graph are real
-        model = llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=policy)
+    def build(mesh: DeviceMesh) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         batch = torch.zeros((max(tokens // length, 1), length), dtype=torch.long)
-        return make_traceable(model), (batch, batch)
+        return llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=policy), (batch, batch)
+
+    hardware = Config.from_options(options).hardware_for(None)
+    return plan_model(
+        build,
+        world_size=world_size,
+        options=options,
+        title=f"{preset} on {world_size} × {hardware.name}",
+        setting=(
+            ("model", f"{preset}, forward + backward"),
+            ("tokens per rank", str(tokens)),
+            ("precision", "bf16 parameters in compute, fp32 shards and reduction"),
+        ),
+        progress=progress,
+    )
