@@ -355,6 +355,6 @@ def _span(item: _Item, lane: str, kind: SpanKind) -> Span:
     collective = item.op.collective
     if collective is None:
         return Span(item.op.name, kind, lane, start_ns, end_ns)
-    return Span(
-        item.op.name, kind, lane, start_ns, end_ns, collective.kind.value, collective.payload_bytes, collective.unit
-    )
+    # The root module's qualified name is empty, which no reader of a report would understand.
+    unit = "(root)" if collective.unit == "" else collective.unit
+    return Span(item.op.name, kind, lane, start_ns, end_ns, collective.kind.value, collective.payload_bytes, unit)
