@@ -92,16 +92,18 @@ def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
             read = ParameterRead(unit, parameter.gather.to_json(), parameter.view.tensor_parallel)
             for module, name in parameter.view.owners:
                 reads.setdefault(module, {})[name] = read
-        for group in spec.view.groups:
-            compat.reshard(group)
         for module in spec.view.modules:
             _exchange_hooks(module, spec, unit, journal)
     for module, own in reads.items():
         journal.set_entry(module.__dict__, READS, module.__dict__.get(READS, {}) | own)
-    units = {module for spec in specs for module in spec.view.modules}
-    for module in {*units, *reads}:
+    units = dict.fromkeys(module for spec in specs for module in spec.view.modules)
+    for module in units | reads:
         names = tuple(sorted(reads.get(module, {})))
         journal.set_class(module, converted_class(compat.original_class(module), names, unit=module in units))
+    # Last, since a journal cannot take it back: a root keeps gathered parameters registered behind its forward.
+    for spec in specs:
+        for group in spec.view.groups:
+            compat.reshard(group)
 
 
 def _unit(spec: UnitSpec) -> Unit:
