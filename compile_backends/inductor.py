@@ -1,4 +1,4 @@
-"""Lowering by Inductor: its own pipeline, with two passes of ours and nothing of torch's that would reorder again.
+"""Lowering by Inductor: its own pipeline, with three passes of ours and nothing of torch's that would reorder again.
 
 Everything is handed to ``compile_fx`` as ``config_patches``, which torch applies to this compilation alone (and again
 to a backward that is compiled later): no global setting is touched, and passes that the user has configured run first.
@@ -17,6 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from compile_backends.compilation import Compilation
 from overlap_pass.errors import OptionError
+from overlap_pass.rewrite.padding import note_padding
 
 __all__ = ["lower"]
 
@@ -68,12 +69,14 @@ def lower(
     patches = {
         **_mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
-        "joint_custom_post_pass": _after_users(
-            "joint_custom_post_pass", _GraphPass(compilation.prepare_joint, f"overlap-joint-{compilation.identity}")
-        ),
-        "post_grad_custom_post_pass": _after_users(
-            "post_grad_custom_post_pass", _GraphPass(compilation.schedule, f"overlap-order-{compilation.identity}")
-        ),
+        **{
+            name: _after_users(name, _GraphPass(stage, f"overlap-{name}-{compilation.identity}"))
+            for name, stage in (
+                ("joint_custom_pre_pass", note_padding),
+                ("joint_custom_post_pass", compilation.prepare_joint),
+                ("post_grad_custom_post_pass", compilation.schedule),
+            )
+        },
     }
     # The capture's own autograd.Function is pure, and its annotations are in the passes' uuid.
     with functorch_config.patch(_autograd_cache_patch()):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,19 @@ from torch.utils._pytree import tree_iter
 
 from overlap_pass.errors import GraphError
 from overlap_pass.graph import targets
-from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
+from overlap_pass.graph.program import (
+    Category,
+    Collective,
+    CollectiveKind,
+    OpKind,
+    OpNode,
+    Phase,
+    Program,
+    Role,
+    Storage,
+)
+from overlap_pass.graph.roles import assign_roles
+from overlap_pass.graph.shards import Extent, on_the_largest_rank
 
 __all__ = ["ANNOTATION", "UNBACKED_SIZE", "phase_of", "read_program"]
 
@@ -28,11 +39,11 @@ ANNOTATION = "overlap_pass"
 UNBACKED_SIZE = 1024
 """Stands in for a size that is known only at run time, so that plans stay equal on every rank."""
 
-_MOVES_DATA = (Category.POINTWISE, Category.COPY, Category.NONE)
-
 
 def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph") -> Program:
     """Read an ATen graph with ``meta["val"]`` on its nodes.
+
+    Sizes are those of the rank that holds the largest shards, so that every rank reads the same (``graph.shards``).
 
     Args:
         graph: functional or not, as AOTAutograd or Inductor's post-grad passes leave it.
@@ -45,8 +56,8 @@ def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph") -> Progr
     reader = _Reader(phase)
     for node in graph.nodes:
         reader.read(node)
-    ops = _assign_roles(reader.ops)
-    return Program(name, phase, tuple(ops), tuple(reader.storages), {g: s for g, s in reader.group_sizes.values()})
+    ops, storages = on_the_largest_rank(assign_roles(reader.ops), reader.storages, reader.extents, reader.padded)
+    return Program(name, phase, ops, storages, dict(reader.group_sizes.values()))
 
 
 def phase_of(graph: fx.Graph) -> Phase:
@@ -63,6 +74,8 @@ class _Reader:
         self.ops: list[OpNode] = []
         self.storages: list[Storage] = []
         self.group_sizes: dict[str, tuple[str, int]] = {}
+        self.extents: dict[str, Extent] = {}
+        self.padded: set[str] = set()
         self._storages_of: dict[fx.Node, tuple[int, ...]] = {}
         self._storage_by_key: dict[int, int] = {}
         self._launch_of: dict[fx.Node, str] = {}
@@ -79,6 +92,7 @@ class _Reader:
         else:
             op = self._call(node)
         self._storages_of[node] = op.storages
+        self.extents[node.name] = _extent(node)
         self.ops.append(op)
 
     # -- kinds of nodes
@@ -125,7 +139,11 @@ class _Reader:
         )
 
     def _call(self, node: fx.Node) -> OpNode:
-        if node.target is operator.getitem and isinstance(source := node.args[0], fx.Node) and source in self._launch_of:
+        if (
+            node.target is operator.getitem
+            and isinstance(source := node.args[0], fx.Node)
+            and source in self._launch_of
+        ):
             self._launch_of[node] = self._launch_of[source]  # one result of a coalesced launch
             return OpNode(node.name, OpKind.VIEW, "getitem", _inputs(node), self._picked(node, source))
         for source in node.all_input_nodes:
@@ -218,9 +236,11 @@ class _Reader:
     # -- collectives
 
     def _collective(self, node: fx.Node, kind: CollectiveKind) -> Collective:
-        named = dict((argument.name, value) for argument, value in _arguments(node.target._schema, node))  # type: ignore[union-attr]
+        named = {argument.name: value for argument, value in _arguments(node.target._schema, node)}  # type: ignore[union-attr]
         group, size = self._group(node, named.get("group_name"), named.get("group_size"))
         note = (node.meta.get("custom") or {}).get(ANNOTATION) or {}
+        if note.get("padded"):
+            self.padded.add(node.name)
         sides = (sum(_value_bytes(source) for source in node.all_input_nodes), _value_bytes(node))
         return Collective(
             kind=kind,
@@ -246,62 +266,6 @@ class _Reader:
                 f"{source.name} is the result of collective {self._launch_of[source]} and {how} before it was waited "
                 "for: the graph was cut between launch and wait; compile with fullgraph=True"
             )
-
-
-# -- roles
-
-
-def _assign_roles(ops: list[OpNode]) -> list[OpNode]:
-    """Tell parameter gathers and gradient reductions from activation traffic by what they depend on and lead to."""
-    from_inputs = _depends_on_inputs_only(ops)
-    to_output = _leads_to_output_only(ops)
-    result = []
-    for op in ops:
-        if op.collective is not None:
-            role = _role(op, op.collective, from_inputs, to_output)
-            op = replace(op, collective=replace(op.collective, role=role))
-        result.append(op)
-    return result
-
-
-def _role(op: OpNode, collective: Collective, from_inputs: set[str], to_output: set[str]) -> Role:
-    reduces = collective.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
-    if op.writes:
-        return Role.ACTIVATION
-    if collective.kind is CollectiveKind.ALL_GATHER and op.name in from_inputs:
-        return Role.PARAMETER
-    return Role.GRADIENT if reduces and op.name in to_output else Role.ACTIVATION
-
-
-def _moves_data_only(op: OpNode) -> bool:
-    return op.category in _MOVES_DATA and not (op.random or op.opaque or op.writes)
-
-
-def _depends_on_inputs_only(ops: list[OpNode]) -> set[str]:
-    """Ops computed from graph inputs by casts, pads and copies alone, and gathers of those."""
-    found: set[str] = set()
-    for op in ops:
-        if op.kind is OpKind.INPUT:
-            found.add(op.name)
-        elif op.kind is not OpKind.WAIT and op.inputs and _moves_data_only(op) and all(i in found for i in op.inputs):
-            if op.kind is not OpKind.LAUNCH or op.collective is not None:
-                found.add(op.name)
-    return found
-
-
-def _leads_to_output_only(ops: list[OpNode]) -> set[str]:
-    """Ops whose result reaches the output through casts, slices and further reductions alone (or nothing at all)."""
-    readers: dict[str, list[OpNode]] = {op.name: [] for op in ops}
-    for op in ops:
-        for name in op.inputs:
-            readers[name].append(op)
-    found: set[str] = set()
-    for op in reversed(ops):
-        passes_on = op.kind in (OpKind.LAUNCH, OpKind.WAIT) or _moves_data_only(op)
-        reaches = all(r.kind is OpKind.OUTPUT or r.name in found for r in readers[op.name])
-        if passes_on and reaches and op.kind is not OpKind.OUTPUT:
-            found.add(op.name)
-    return found
 
 
 # -- small readers of torch's metadata
@@ -336,6 +300,12 @@ def _value_bytes(node: fx.Node) -> int:
     return sum(_concrete(tensor.numel()) * tensor.element_size() for tensor in _tensors(node))
 
 
+def _extent(node: fx.Node) -> Extent:
+    tensors = list(_tensors(node))
+    elements = sum(_concrete(tensor.numel()) for tensor in tensors)
+    return Extent(elements, tensors[0].element_size() if tensors else 0)
+
+
 def _dtype(node: fx.Node) -> str:
     return next((str(tensor.dtype).removeprefix("torch.") for tensor in _tensors(node)), "")
 
@@ -366,7 +336,14 @@ def _flops(node: fx.Node) -> int | None:
 def _concrete_flops(formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int | None:
     try:
         return _concrete(formula(*args, out_val=out, **kwargs))
-    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError):  # not made for these arguments
+    except (
+        AssertionError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # not made for these arguments
         return None
 
 
