@@ -13,12 +13,12 @@ from compile_backends.identity import capture_digest, source_digest
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
+from overlap_pass.fsdp.gather import drop_unused_gathers
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, make_plan
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
-from overlap_pass.rewrite.recompute import tag_gathers
 from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.spec import spec
 
@@ -45,13 +45,10 @@ class Compilation:
 
     @classmethod
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
+        drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
         identity = f"{source_digest()}-{config.digest}-{hardware.name}-{capture_digest(gm)}"
         return cls(config, hardware, identity)
-
-    def prepare_joint(self, graph: fx.Graph) -> None:
-        """Before the partitioner: keep ZeRO-3."""
-        tag_gathers(graph)
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""

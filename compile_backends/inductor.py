@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.fx as fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from compile_backends.compilation import Compilation
+from compile_backends.identity import source_digest
 from overlap_pass.errors import OptionError
+from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
+from overlap_pass.rewrite.partition import prepare_joint
 
 __all__ = ["lower"]
 
@@ -69,18 +71,17 @@ def lower(
     patches = {
         **_mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
+        **_cacheable(),
         **{
             name: _after_users(name, _GraphPass(stage, f"overlap-{name}-{compilation.identity}"))
             for name, stage in (
                 ("joint_custom_pre_pass", note_padding),
-                ("joint_custom_post_pass", compilation.prepare_joint),
+                ("joint_custom_post_pass", prepare_joint),
                 ("post_grad_custom_post_pass", compilation.schedule),
             )
         },
     }
-    # The capture's own autograd.Function is pure, and its annotations are in the passes' uuid.
-    with functorch_config.patch(_autograd_cache_patch()):
-        return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+    return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
 
 
 def _after_users(setting: str, ours: CustomGraphPass) -> Any:
@@ -106,9 +107,12 @@ def _exists(name: str) -> bool:
     return True
 
 
-def _autograd_cache_patch() -> dict[str, Any]:
-    name = "autograd_cache_allow_custom_autograd_functions"
-    return {name: True} if hasattr(functorch_config, name) else {}
+def _cacheable() -> dict[str, Any]:
+    """Tells AOTAutograd's cache that the capture's gather is pure; its code is part of the key."""
+    setting = "unsafe_marked_cacheable_functions"
+    if not _exists(setting):
+        return {}
+    return {setting: {**getattr(inductor_config, setting), f"{gather.__module__}.{gather.__name__}": source_digest()}}
 
 
 def _mode_patches(mode: str | None) -> dict[str, Any]:

@@ -235,7 +235,6 @@ def _accepted(problem: Problem, schedule: Schedule, before: Simulation) -> tuple
             f"{schedule.strategy} would reach {format_bytes(peak_bytes)}, over the budget of "
             f"{format_bytes(budget_bytes)}, and was dropped"
         )
-        _log.warning("%s: %s", program.name, note)
         return _safe(problem), (note,)
     after = simulate(program, problem.costs, schedule.order)
     if after.step_us > before.step_us and _fits(problem, program.order):

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.convert import make_traceable
+from overlap_pass.rewrite.partition import prepare_joint
 from overlap_pass.spec import nearest
 
 __all__ = ["BASELINES", "Variant", "baselines", "scheduled"]
@@ -63,19 +64,9 @@ def _torch_overlap(model: nn.Module) -> Callable[..., Any]:
     options = {
         "aten_distributed_optimizations.enable_overlap_scheduling": True,
         "aten_distributed_optimizations.collective_bucketing": True,
-        "joint_custom_post_pass": _tag_pass(),
+        "joint_custom_post_pass": prepare_joint,  # without it torch would save gathered parameters (ZeRO-2)
     }
     return torch.compile(make_traceable(model), options=options, dynamic=False)
-
-
-def _tag_pass() -> Callable[[torch.fx.Graph], None]:
-    """Torch's pass alone would save the gathered parameters (ZeRO-2): it gets the same ZeRO-3 graph as ours."""
-    from overlap_pass.rewrite.recompute import tag_gathers
-
-    def tag(graph: torch.fx.Graph) -> None:
-        tag_gathers(graph)
-
-    return tag
 
 
 BASELINES: dict[str, Variant] = {
