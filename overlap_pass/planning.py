@@ -22,8 +22,7 @@ from overlap_pass.memory.ledger import MemoryProfile, peak
 from overlap_pass.schedule.coalescing import Group, groups_of
 from overlap_pass.schedule.coalescing import coalesce as coalesce_launches
 from overlap_pass.schedule.explain import explain
-from overlap_pass.schedule.feeding import tight
-from overlap_pass.schedule.placement import Placement, place
+from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.strategies.as_written import AsWritten
@@ -255,7 +254,7 @@ def _safe(problem: Problem) -> Schedule:
     if _fits(problem, problem.program.order):
         return AsWritten().schedule(problem)
     placement = Placement(problem.dag)
-    order = place(placement, tight(placement))
+    order = Room.of(placement).order
     names = tuple(problem.program.ops[position].name for position in order)
     return Schedule("least_memory", names, explain(placement, order, "least memory, to keep the budget"))
 

@@ -16,16 +16,20 @@ The clock of this pass is an estimate (contention is averaged); ``simulate`` jud
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import Role
+from overlap_pass.schedule.held import Held
 from overlap_pass.schedule.placement import BEFORE, WAITS, Key, Move, Placement
+from overlap_pass.schedule.room import Room
 
-__all__ = ["Policy", "feed", "tight"]
+__all__ = ["Policy", "feed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +45,21 @@ class Policy:
     ahead_us: float = 0.0
 
 
-def tight(placement: Placement) -> dict[int, Key]:
-    """Wishes of the order that holds least: gathers at their first reader, reductions waited for where they start."""
-    wishes: dict[int, Key] = {}
-    for sequence, move in enumerate(placement.moves):
-        if move.role is Role.PARAMETER:
-            wishes[move.launch] = (move.deadline, BEFORE, sequence)
-        elif move.role is Role.GRADIENT:
-            wishes[move.launch] = (move.release, BEFORE, sequence)
-            wishes.update(dict.fromkeys(move.waits, (move.release, BEFORE, sequence)))
-    return wishes
-
-
 def feed(
     placement: Placement,
     costs: CostTable,
     policy: Policy,
     *,
-    room_bytes: Callable[[int, int], float],
+    room: Room,
+    budget_bytes: int | None,
 ) -> dict[int, Key]:
     """Wishes (see ``placement.place``) for every launch and every gradient's wait.
 
     Args:
-        room_bytes: ``room_bytes(first, last)`` → bytes free under the budget over the positions ``[first, last)`` of
-            the tight order, infinite without a budget.
+        room: what the tight order holds, from which all that is held beyond it is counted.
+        budget_bytes: bound on the peak, ``None`` for none.
     """
-    return _Feeder(placement, costs, policy, room_bytes).run()
+    return _Feeder(placement, costs, policy, Held(placement, room, budget_bytes)).run()
 
 
 @dataclass(slots=True)
@@ -87,10 +80,8 @@ class _Lane:
 
 
 class _Feeder:
-    def __init__(
-        self, placement: Placement, costs: CostTable, policy: Policy, room_bytes: Callable[[int, int], float]
-    ) -> None:
-        self.placement, self.costs, self.policy, self.room_bytes = placement, costs, policy, room_bytes
+    def __init__(self, placement: Placement, costs: CostTable, policy: Policy, held: Held) -> None:
+        self.placement, self.costs, self.policy, self.held = placement, costs, policy, held
         self.duration = [costs.duration_us[op.name] for op in placement.program.ops]
         self.starts_us = self._nominal_starts()
         self.lanes = {group: self._lane(group) for group in placement.program.groups}
@@ -98,7 +89,6 @@ class _Feeder:
         for lane in self.lanes.values():
             self.latest_us.update(self._latest_starts(lane))
         self.now_us = 0.0
-        self.held: list[tuple[int, int]] = []  # (until, bytes) of gathers launched ahead of the tight order
         self.ends_us: dict[int, float] = {}
         self.flying: deque[Move] = deque()  # gradients launched and not waited for
         self.wishes: dict[int, Key] = {}
@@ -147,7 +137,7 @@ class _Feeder:
         return self.placement.program.ops[position].collective is not None
 
     def _latest_starts(self, lane: _Lane) -> dict[int, float]:
-        latest, free_us = {}, float("inf")
+        latest, free_us = {}, inf
         for move in reversed(lane.gathers):
             free_us = min(free_us, self.starts_us[move.deadline]) - self._traffic_us(move) * self.policy.margin
             latest[move.launch] = free_us
@@ -156,19 +146,27 @@ class _Feeder:
     # -- the pass
 
     def run(self) -> dict[int, Key]:
-        anchors = self.placement.anchors
         released = self._released()
-        for step, position in enumerate(anchors):
+        lively = self._lively(released)
+        for position, following in itertools.pairwise((*lively, lively[-1] + 1)):
+            self.held.arrive(position)
             for move in released.get(position, ()):
                 self.lanes[move.group].gradients.append(move)
-            last = step == len(anchors) - 1
+            last = position == lively[-1]
             for lane in self.lanes.values():
                 self._start_queued(lane)
                 self._feed_lane(lane, position, drain=last)
-            self._wait_for_gathers(position)
-            self._wait_for_gradients(position, drain=last)
+            for launch in self.read_at.get(position, ()):
+                self._block_until(launch)
+            self._wait_for_gradients(position, following, drain=last)
             self._run_anchor(position)
         return self.wishes
+
+    def _lively(self, released: Mapping[int, list[Move]]) -> tuple[int, ...]:
+        """Anchors before which something may happen: those that take time, communicate, read, release, or end."""
+        anchors = self.placement.anchors
+        events = {*released, *self.read_at, *self.held.due, anchors[-1]}
+        return tuple(p for p in anchors if self.duration[p] > 0 or p in events or self._communicates(p))
 
     def _released(self) -> dict[int, list[Move]]:
         """Anchor → gradient reductions that may start at the boundary before it (those after another come later)."""
@@ -227,6 +225,8 @@ class _Feeder:
     def _choose(self, lane: _Lane, position: int, start_us: float, horizon_us: float) -> Move | None:
         gather = lane.gathers[0] if lane.gathers else None
         gradient = lane.gradients[0] if lane.gradients else None
+        if gradient is not None and not self.held.reduction_fits(gradient, position):
+            gradient = None
         if gather is not None:
             fits = self._fits(gather, position)
             # The nominal clock knows nothing of blocking: what is lost by now moves all later readers.
@@ -241,16 +241,7 @@ class _Feeder:
         return lane.gradients.popleft() if gradient is not None else None
 
     def _fits(self, gather: Move, position: int) -> bool:
-        if position < gather.release:
-            return False
-        size_bytes = self.placement.program.ops[gather.launch].written_bytes
-        return size_bytes + self._extra_bytes(position) <= self.room_bytes(position, gather.deadline)
-
-    def _extra_bytes(self, position: int) -> int:
-        """Held at this boundary beyond the tight order: gathers ahead of it, gradients in flight."""
-        ops = self.placement.program.ops
-        flying_bytes = sum(ops[move.launch].read_bytes for move in self.flying)
-        return flying_bytes + sum(size for until, size in self.held if until > position)
+        return position >= gather.release and self.held.gather_fits(gather, position)
 
     def _traffic_us(self, move: Move) -> float:
         contention = self.costs.contention_of(self.placement.program.ops[move.launch].name)
@@ -263,10 +254,9 @@ class _Feeder:
         lane.queued.append((move, self.now_us))
         if not self.costs.starts_between_kernels:
             self._start_queued(lane, everything=True)
+        self.held.launch(move, position)
         if move.role is not Role.PARAMETER:
             self.flying.append(move)
-        elif move.deadline > position:
-            self.held.append((move.deadline, self.placement.program.ops[move.launch].written_bytes))
 
     # -- running
 
@@ -292,26 +282,29 @@ class _Feeder:
         self.now_us = max(self.now_us, self.ends_us[launch])
         self._start_queued(lane)
 
-    def _wait_for_gathers(self, position: int) -> None:
-        self.held = [entry for entry in self.held if entry[0] > position]
-        for launch in self.read_at.get(position, ()):
-            self._block_until(launch)
-
-    def _wait_for_gradients(self, position: int, *, drain: bool) -> None:
+    def _wait_for_gradients(self, position: int, following: int, *, drain: bool) -> None:
         """Wait for reductions that are over by now, and earlier where the budget needs their inputs back."""
-        while self.flying:
-            move = self.flying[0]
-            over = self.ends_us.get(move.launch, float("inf")) <= self.now_us
-            if not (over or drain or self._extra_bytes(position) > self.room_bytes(position, position + 1)):
+        while True:
+            late = drain or self.held.too_much(position, following)
+            if self.flying and (late or self.ends_us.get(self.flying[0].launch, inf) <= self.now_us):
+                self._wait_for_gradient(self.flying.popleft(), position)
+            elif late and self.held.overdue:
+                move = self.held.overdue[0]
+                lane = self.lanes[move.group]
+                lane.gradients.remove(move)
+                self._launch(move, lane, position, rank=WAITS)
+            else:
                 return
-            self.flying.popleft()
-            self._block_until(move.launch)
-            self.sequence += 1
-            self.wishes.update(dict.fromkeys(move.waits, (position, WAITS, self.sequence)))
-            self.waited.add(move.launch)
-            for follower in self.followers.get(move.launch, ()):
-                if all(launch in self.waited for launch in follower.after):
-                    self._launch(follower, self.lanes[follower.group], position, rank=WAITS)
+
+    def _wait_for_gradient(self, move: Move, position: int) -> None:
+        self._block_until(move.launch)
+        self.held.wait(move)
+        self.sequence += 1
+        self.wishes.update(dict.fromkeys(move.waits, (position, WAITS, self.sequence)))
+        self.waited.add(move.launch)
+        for follower in self.followers.get(move.launch, ()):
+            if all(launch in self.waited for launch in follower.after):
+                self._launch(follower, self.lanes[follower.group], position, rank=WAITS)
 
     def _runs_us(self, position: int) -> float:
         return 0.0 if self._communicates(position) else self.duration[position]

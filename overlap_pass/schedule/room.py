@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from overlap_pass.memory.ledger import peak
-from overlap_pass.schedule.feeding import tight
-from overlap_pass.schedule.placement import Placement, place
+from overlap_pass.graph.program import Role
+from overlap_pass.memory.ledger import Ledger, Lifetimes
+from overlap_pass.schedule.placement import BEFORE, Key, Placement, place
 
-__all__ = ["Room"]
+__all__ = ["Room", "tight"]
+
+
+def tight(placement: Placement, *, as_written: bool = False) -> dict[int, Key]:
+    """Wishes of the order that holds least: gathers at their first reader, reductions waited for where they start.
+
+    Args:
+        as_written: reductions start where they were written rather than as soon as their input exists. That holds less
+            where a cast of the gradient is larger than the gradient and something large dies soon.
+    """
+    wishes: dict[int, Key] = {}
+    for sequence, move in enumerate(placement.moves):
+        if move.role is Role.PARAMETER:
+            wishes[move.launch] = (move.deadline, BEFORE, sequence)
+        elif move.role is Role.GRADIENT:
+            at = max(move.release, move.launch) if as_written else move.release
+            wishes[move.launch] = (at, BEFORE, sequence)
+            wishes.update(dict.fromkeys(move.waits, (at, BEFORE, sequence)))
+    return wishes
 
 
 @dataclass(frozen=True)
@@ -18,26 +38,61 @@ class Room:
 
     Attributes:
         anchors: positions of the anchors, ascending.
-        live_bytes: bytes live while each anchor runs, in the tight order, transients included.
+        live_bytes: the most that is live from behind the anchor before until each anchor has run, in the tight order.
         smallest_bytes: the peak of the tight order.
+        wishes: the tight order's wishes (see ``placement.place``).
+        order: the tight order, by position.
     """
 
     anchors: tuple[int, ...]
     live_bytes: tuple[int, ...]
     smallest_bytes: int
+    wishes: Mapping[int, Key]
+    order: tuple[int, ...]
 
     @classmethod
     def of(cls, placement: Placement) -> Room:
-        program = placement.program
-        order = place(placement, tight(placement))
-        profile = peak(program, tuple(program.ops[p].name for p in order))
-        at = {position: step for step, position in enumerate(order)}
-        live = tuple(profile.live_bytes[at[position]] for position in placement.anchors)
-        return cls(placement.anchors, live, profile.peak_bytes)
+        """The better of the two tight orders."""
+        lifetimes = Lifetimes(placement.program)
+        rooms = [cls._after(placement, lifetimes, tight(placement, as_written=written)) for written in (False, True)]
+        return min(rooms, key=lambda room: room.smallest_bytes)
+
+    @classmethod
+    def _after(cls, placement: Placement, lifetimes: Lifetimes, wishes: Mapping[int, Key]) -> Room:
+        order = place(placement, wishes)
+        anchors = frozenset(placement.anchors)
+        ledger = Ledger(lifetimes)
+        live_bytes: list[int] = []
+        most_bytes = 0
+        for position in order:
+            most_bytes = max(most_bytes, ledger.live_bytes + lifetimes.allocated[position])
+            ledger.advance(position)
+            if position in anchors:
+                live_bytes.append(most_bytes)
+                most_bytes = 0
+        return cls(placement.anchors, tuple(live_bytes), ledger.peak_bytes, wishes, order)
 
     def left_bytes(self, budget_bytes: int | None, first: int, last: int) -> float:
         """Bytes under the budget at every anchor in ``[first, last)``; infinite without a budget."""
         if budget_bytes is None:
             return float("inf")
         low, high = bisect_left(self.anchors, first), bisect_left(self.anchors, last)
-        return budget_bytes - max(self.live_bytes[low:high], default=0)
+        return budget_bytes - self._most_live(low, high)
+
+    def _most_live(self, low: int, high: int) -> int:
+        if low >= high:
+            return 0
+        level = (high - low).bit_length() - 1
+        row = self._highest[level]
+        return max(row[low], row[high - (1 << level)])
+
+    @cached_property
+    def _highest(self) -> tuple[tuple[int, ...], ...]:
+        """Row k: the most that is live over 2**k anchors from each one on, so that a range is two look-ups."""
+        rows = [self.live_bytes]
+        width = 1
+        while 2 * width <= len(self.live_bytes):
+            row = rows[-1]
+            rows.append(tuple(map(max, row, row[width:])))
+            width *= 2
+        return tuple(rows)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
-from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.explain import explain
-from overlap_pass.schedule.feeding import Policy, feed, tight
+from overlap_pass.schedule.feeding import Policy, feed
+from overlap_pass.schedule.fitting import fit
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
@@ -21,7 +20,6 @@ __all__ = ["LatestStart"]
 
 _MARGINS = (1.0, 1.5, 2.5)
 _AHEAD_SHARES = (0.0, 0.02, 0.1, 1.0)
-_SHRINKS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +50,35 @@ class LatestStart:
         program = problem.program
         score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
-        for order, how in self._candidates(problem, placement, room):
-            names = tuple(program.ops[p].name for p in order)
-            peak_bytes = peak(program, names).peak_bytes
-            if problem.budget_bytes is not None and peak_bytes > problem.budget_bytes:
+        for order, how in self._candidates(problem, placement, room, score):
+            peak_bytes = score.peak_bytes(order)
+            if not score.fits(peak_bytes):
                 continue
-            found = (score.of(names), peak_bytes)
+            found = (score.of(tuple(program.ops[p].name for p in order)), peak_bytes)
             if best is None or found < best[:2]:
                 best = (*found, order, how)
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
-            order = place(placement, tight(placement))
-            return Schedule(spec(self), tuple(program.ops[p].name for p in order))
+            return Schedule(spec(self), tuple(program.ops[p].name for p in room.order))
         names = tuple(program.ops[p].name for p in best[2])
         return Schedule(spec(self), names, explain(placement, best[2], best[3]))
 
-    def _candidates(self, problem: Problem, placement: Placement, room: Room) -> Iterator[tuple[tuple[int, ...], str]]:
+    def _candidates(
+        self, problem: Problem, placement: Placement, room: Room, score: Score
+    ) -> Iterator[tuple[tuple[int, ...], str]]:
         """Orders of the ladder, each distinct one once, the tight order last."""
         seen: set[tuple[int, ...]] = set()
         step_us = sum(problem.costs.duration_us.values())
         for margin in (self.margin,) if self.margin else _MARGINS:
             for share in _AHEAD_SHARES:
                 policy = Policy(margin, share * step_us)
-                order = self._within_budget(problem, placement, room, policy)
+
+                def fed(allowed_bytes: int | None, policy: Policy = policy) -> tuple[int, ...]:
+                    wishes = feed(placement, problem.costs, policy, room=room, budget_bytes=allowed_bytes)
+                    return place(placement, wishes)
+
+                order = fit(fed, problem.budget_bytes, score)
                 if order not in seen:
                     seen.add(order)
                     yield order, f"margin {margin:g}, up to {share:.0%} of the step ahead"
-        order = place(placement, tight(placement))
-        if order not in seen:
-            yield order, "least memory"
-
-    def _within_budget(self, problem: Problem, placement: Placement, room: Room, policy: Policy) -> tuple[int, ...]:
-        """Feed; where the exact peak is over the budget, feed again with what was too much taken off."""
-        program, allowed = problem.program, problem.budget_bytes
-        for _ in range(_SHRINKS):
-            wishes = feed(placement, problem.costs, policy, room_bytes=partial(room.left_bytes, allowed))
-            order = place(placement, wishes)
-            if problem.budget_bytes is None or allowed is None:
-                break
-            over = peak(program, tuple(program.ops[p].name for p in order)).peak_bytes - problem.budget_bytes
-            if over <= 0:
-                break
-            allowed -= over
-        return order
+        if room.order not in seen:
+            yield room.order, "least memory"

@@ -1,0 +1,100 @@
+"""What a schedule in the making holds beyond the tight order, boundary by boundary.
+
+The tight order gathers at the first reader and reduces at once. Beyond it an order holds
+
+- gathers launched ahead, until the tight order would gather them too;
+- inputs of reductions in flight, until their wait;
+- gradients that the tight order would have reduced by now.
+
+Each is counted with the cast that leads to it. All of it comes on top of what the tight order holds, so it fits where
+it is no more than what the budget leaves there (:class:`~overlap_pass.schedule.room.Room`). Heads and tails make that an
+estimate, mostly from above; the exact peak is taken of the finished order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+
+from overlap_pass.graph.program import Role
+from overlap_pass.schedule.placement import Move, Placement
+from overlap_pass.schedule.room import Room
+
+__all__ = ["Held"]
+
+
+class Held:
+    """Bytes beyond the tight order, as launches and waits are decided.
+
+    Attributes:
+        extra_bytes: held now.
+        overdue: reductions that the tight order has launched by now and this one has not, oldest first.
+        due: boundary → reductions that the tight order launches there.
+    """
+
+    def __init__(self, placement: Placement, room: Room, budget_bytes: int | None) -> None:
+        self._ops, self._room, self._budget_bytes = placement.program.ops, room, budget_bytes
+        self.extra_bytes = 0
+        self.overdue: deque[Move] = deque()
+        self.due: dict[int, list[Move]] = {}
+        self._due_at: dict[int, int] = {}
+        self._launched: set[int] = set()
+        self._until: dict[int, int] = {}
+        for move in placement.moves:
+            if move.role is Role.GRADIENT and not move.after:
+                at = self._boundary(room.wishes[move.launch][0])
+                self.due.setdefault(at, []).append(move)
+                self._due_at[move.launch] = at
+
+    def _boundary(self, position: int) -> int:
+        anchors = self._room.anchors
+        return anchors[min(bisect_left(anchors, position), len(anchors) - 1)]
+
+    def arrive(self, position: int) -> None:
+        """Come to the boundary before an anchor."""
+        self.extra_bytes -= self._until.pop(position, 0)
+        for move in self.due.get(position, ()):
+            if move.launch not in self._launched:
+                self.extra_bytes += self._waiting_bytes(move)
+                self.overdue.append(move)
+
+    def launch(self, move: Move, position: int) -> None:
+        """A collective is launched at the boundary before the anchor at ``position``."""
+        op = self._ops[move.launch]
+        self._launched.add(move.launch)
+        if move.role is Role.PARAMETER:
+            if move.deadline > position:
+                size_bytes = self._gather_bytes(move)
+                self.extra_bytes += size_bytes
+                self._until[move.deadline] = self._until.get(move.deadline, 0) + size_bytes
+            return
+        self.extra_bytes += op.read_bytes
+        if move in self.overdue:
+            self.overdue.remove(move)
+            self.extra_bytes -= self._waiting_bytes(move)
+
+    def wait(self, move: Move) -> None:
+        """A reduction is waited for."""
+        self.extra_bytes -= self._ops[move.launch].read_bytes
+
+    def gather_fits(self, move: Move, position: int) -> bool:
+        needed_bytes = self._gather_bytes(move) + self.extra_bytes
+        return needed_bytes <= self._room.left_bytes(self._budget_bytes, position, move.deadline)
+
+    def reduction_fits(self, move: Move, position: int) -> bool:
+        """Whether the casts and the result of a reduction have room at a boundary, beside its gradient."""
+        if self._budget_bytes is None or self._due_at.get(move.launch, position) == position:
+            return True  # no bound, or counted in the tight order
+        needed_bytes = self._ops[move.launch].written_bytes + sum(self._ops[p].written_bytes for p in move.head)
+        return needed_bytes + self.extra_bytes <= self._room.left_bytes(self._budget_bytes, position, position + 1)
+
+    def too_much(self, first: int, last: int) -> bool:
+        """Whether what is held is too much for some anchor in ``[first, last)``."""
+        return self.extra_bytes > self._room.left_bytes(self._budget_bytes, first, last)
+
+    def _gather_bytes(self, move: Move) -> int:
+        op = self._ops[move.launch]
+        return op.written_bytes + (op.read_bytes if move.head else 0)
+
+    def _waiting_bytes(self, move: Move) -> int:
+        return self._ops[move.head[0] if move.head else move.launch].read_bytes
