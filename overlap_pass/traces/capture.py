@@ -8,11 +8,14 @@ from pathlib import Path
 
 from overlap_pass.errors import TraceError
 from overlap_pass.timeline.spans import Span, Timeline
-from overlap_pass.traces.chrome import read_file
+from overlap_pass.traces.chrome import TraceFile, read_file
 from overlap_pass.traces.kernels import DeviceEvent, device_events
-from overlap_pass.traces.steps import Step, device_steps
+from overlap_pass.traces.launches import correlation_of, find_launches
+from overlap_pass.traces.repairs import Repairs, repair
+from overlap_pass.traces.source import Progress
+from overlap_pass.traces.steps import Step, device_steps, without_device_events
 
-__all__ = ["Capture", "read_trace", "timelines", "whole"]
+__all__ = ["Capture", "events_within", "place_of", "read_trace", "timeline", "timeline_of", "timelines", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,11 @@ class Capture:
         steps: device-side steps, partial ones included.
         unlinked: device events whose launch the file does not hold: they count as busy time, and end no step.
         unreadable: broken events that were left out.
+        repairs: times of device events that were mended.
+        repeated: correlations that several calls share, as in files that several ranks were merged into.
+        silent_steps: steps of the CPU without any device event.
+        correlations: of all device events, those without a duration included.
+        file: what the CPU did.
     """
 
     path: str
@@ -37,34 +45,62 @@ class Capture:
     steps: tuple[Step, ...]
     unlinked: int
     unreadable: int
+    repairs: Repairs
+    repeated: int
+    silent_steps: tuple[int, ...]
+    correlations: frozenset[int]
+    file: TraceFile
 
     @property
     def devices(self) -> tuple[int, ...]:
         return tuple(sorted({event.device for event in self.events}))
 
 
-def read_trace(path: str | Path) -> Capture:
+def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
     """Read a PyTorch profiler trace of one rank (``.json`` or ``.json.gz``).
+
+    A file that ends early is read as far as it goes; its last step is then partial.
+
+    Args:
+        path: the file.
+        progress: called now and then with bytes read and the size of the file.
 
     Raises:
         TraceError: the file cannot be read, or holds no device events.
     """
-    file = read_file(path)
-    events = device_events(file.events)
+    file = read_file(path, progress)
+    work, repairs = repair([event for event in file.device if event.category != "gpu_user_annotation"])
+    launches = find_launches(file)
+    events = device_events(
+        [*work, *(event for event in file.device if event.category == "gpu_user_annotation")], launches
+    )
     if not events:
-        raise TraceError(
-            f"{file.path}: no event of a device among {len(file.events)} events: profile with ProfilerActivity.CUDA, "
-            "and wait for the device (torch.cuda.synchronize()) before the profiler stops"
-        )
+        raise TraceError(_nothing(file))
+    correlations = frozenset(map(correlation_of, file.device))
+    file.device.clear()
+    steps = device_steps(file.marks, events, cut=bool(file.damage))
     return Capture(
         path=file.path,
         rank=file.rank,
         world_size=file.world_size,
         epoch_ns=file.epoch_ns,
         events=events,
-        steps=device_steps(file.events, events),
-        unlinked=sum(event.launch_ns is None for event in events),
+        steps=steps,
+        unlinked=sum(event.launch is None for event in events),
         unreadable=file.unreadable,
+        repairs=repairs,
+        repeated=launches.repeated,
+        silent_steps=tuple(without_device_events(file.marks, steps)),
+        correlations=correlations,
+        file=file,
+    )
+
+
+def _nothing(file: TraceFile) -> str:
+    damage = f"; {file.damage}" if file.damage else ""
+    return (
+        f"{file.path}: no event of a device among {file.seen} events ({file.unreadable} more are broken{damage}): profile "
+        "with ProfilerActivity.CUDA, and wait for the device (torch.cuda.synchronize()) before the profiler stops"
     )
 
 
@@ -86,33 +122,43 @@ def timelines(capture: Capture) -> tuple[Timeline, ...]:
 
 def timeline_of(capture: Capture, step: Step) -> Timeline:
     """The timeline of one step, partial or not."""
-    spans = _spans(capture, step.device)
-    label = f"{_place(capture, step.device)}, step {step.number}"
-    return _cut(f"{label} (partial)" if step.partial else label, spans, step.start_ns, step.end_ns)
+    label = f"{place_of(capture, step.device)}, step {step.number}"
+    cut = events_within(capture.events, step.device, step.start_ns, step.end_ns)
+    return timeline(f"{label} (partial)" if step.partial else label, step.end_ns - step.start_ns, cut)
 
 
 def whole(capture: Capture, device: int | None = None) -> Timeline:
     """Everything that a device (by default the first) ran, from its first event to the end of its last."""
     device = capture.devices[0] if device is None else device
-    spans = _spans(capture, device)
+    spans = [event.span for event in capture.events if event.device == device]
     start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    return _cut(f"{_place(capture, device)}, whole trace", spans, start_ns, end_ns)
+    cut = events_within(capture.events, device, start_ns, end_ns)
+    return timeline(f"{place_of(capture, device)}, whole trace", end_ns - start_ns, cut)
 
 
-def _spans(capture: Capture, device: int) -> list[Span]:
-    return [event.span for event in capture.events if event.device == device]
+def timeline(label: str, window_ns: int, cut: Iterable[tuple[Span, DeviceEvent]]) -> Timeline:
+    """What :func:`events_within` gave, as a timeline."""
+    return Timeline(label, window_ns, tuple(span for span, _ in cut), predicted=False)
 
 
-def _place(capture: Capture, device: int) -> str:
+def events_within(
+    events: Iterable[DeviceEvent], device: int, start_ns: int, end_ns: int
+) -> list[tuple[Span, DeviceEvent]]:
+    """What a device ran in a window, with the part of it that lies there, from the window's start; in the timeline's
+    order."""
+    inside = (
+        (_part(event.span, start_ns, end_ns), event)
+        for event in events
+        if event.device == device and event.span.start_ns < end_ns and event.span.end_ns > start_ns
+    )
+    return sorted(inside, key=lambda pair: (pair[0].start_ns, pair[0].lane, pair[0].name))
+
+
+def place_of(capture: Capture, device: int) -> str:
+    """What a device is called: ``"rank 3"``, else the file's name; with the device's number where there are several."""
     place = Path(capture.path).name if capture.rank is None else f"rank {capture.rank}"
     return place if len(capture.devices) == 1 else f"{place}, device {device}"
 
 
-def _cut(label: str, spans: Iterable[Span], start_ns: int, end_ns: int) -> Timeline:
-    inside = (
-        replace(span, start_ns=max(span.start_ns, start_ns) - start_ns, end_ns=min(span.end_ns, end_ns) - start_ns)
-        for span in spans
-        if span.start_ns < end_ns and span.end_ns > start_ns
-    )
-    ordered = tuple(sorted(inside, key=lambda span: (span.start_ns, span.lane, span.name)))
-    return Timeline(label, end_ns - start_ns, ordered, predicted=False)
+def _part(span: Span, start_ns: int, end_ns: int) -> Span:
+    return replace(span, start_ns=max(span.start_ns, start_ns) - start_ns, end_ns=min(span.end_ns, end_ns) - start_ns)

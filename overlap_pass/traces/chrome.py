@@ -1,43 +1,53 @@
-"""Reading a Kineto trace file (Chrome trace JSON, plain or gzip) without losing a nanosecond.
+"""Reading a Kineto trace file (Chrome trace JSON, plain or gzip) without losing a nanosecond, in bounded memory.
 
 Kineto writes microseconds with three decimals counted from an epoch; a float of that size is off by up to a quarter
-of a microsecond, so times are read as decimal literals and kept as integer nanoseconds.
+of a microsecond, so times are read as literals and kept as integer nanoseconds.
+
+What ran on a device is kept event by event; what ran on the CPU, most of a file, in columns of numbers per thread.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from overlap_pass.errors import TraceError
+from overlap_pass.traces.scan import Scanner
+from overlap_pass.traces.source import Progress, Source
 
-__all__ = ["Event", "TraceFile", "read_file"]
+__all__ = ["Columns", "Event", "Mark", "Place", "Thread", "TraceFile", "read_file"]
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+Place = tuple[int | str, int | str]
+"""Process and thread on the CPU, as written."""
 
-# Half of a file or more is Python frames and flow arrows, which say nothing about the device.
-_IGNORED_CATEGORIES = frozenset(
-    {"", "ac2g", "async", "async_cpu_to_gpu", "fwdbwd", "overhead", "python_function", "trace"}
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
+_MARK = re.compile(r"ProfilerStep#(\d+)$")
+_FURTHEST_NS = 1 << 62
+
+_DEVICE = frozenset(
+    {"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "gpu_user_annotation"}
 )
+_CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
+# Kineto projects the user's ranges on the device too ("gpu_user_annotation"): those span what it could link, no more.
+_OPS = frozenset({"cpu_op", "operator", "user_annotation"})
+_FRAMES = frozenset({"python_function"})
+_KEPT_ARGUMENTS = ("device", "stream", "correlation", "grid")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One complete ("X") event.
+    """One complete ("X") event of a device.
 
     Attributes:
         category: lower case, as old traces write ``Kernel`` where new ones write ``kernel``.
-        pid, tid: process and thread on the CPU; device and stream on the device. Numbers or text, as written.
+        pid, tid: device and stream, in numbers or text, as written.
         start_ns, end_ns: nanoseconds from the epoch of the file.
-        args: what Kineto noted about the event.
+        args: what Kineto noted about the event and is of use here; all of it where it names a collective.
     """
 
     category: str
@@ -49,107 +59,217 @@ class Event:
     args: Mapping[str, Any]
 
 
+@dataclass(slots=True)
+class Columns:
+    """Events of one thread, one position in each column; ``names`` points into :attr:`TraceFile.names`."""
+
+    starts_ns: array[int] = field(default_factory=lambda: array("q"))
+    ends_ns: array[int] = field(default_factory=lambda: array("q"))
+    names: array[int] = field(default_factory=lambda: array("l"))
+
+    def __len__(self) -> int:
+        return len(self.starts_ns)
+
+    def append(self, start_ns: int, end_ns: int, name: int) -> None:
+        self.starts_ns.append(start_ns)
+        self.ends_ns.append(end_ns)
+        self.names.append(name)
+
+    def nested_order(self) -> Iterable[int]:
+        """Positions by (start, longest first), so that what encloses comes before what is enclosed."""
+        starts, ends = self.starts_ns, self.ends_ns
+        return sorted(range(len(starts)), key=lambda i: (starts[i], -ends[i]))
+
+
+@dataclass(slots=True)
+class Thread:
+    """What one CPU thread did.
+
+    Attributes:
+        ops: CPU ops and the user's ranges.
+        calls: calls of the CUDA or HIP API; ``correlations`` has one number for each, 0 where there is none.
+        frames: Python functions of the user's own files, where the trace was taken with stacks.
+    """
+
+    ops: Columns = field(default_factory=Columns)
+    calls: Columns = field(default_factory=Columns)
+    correlations: array[int] = field(default_factory=lambda: array("q"))
+    frames: Columns = field(default_factory=Columns)
+
+
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """``ProfilerStep#number`` on a CPU thread."""
+
+    number: int
+    pid: int | str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
 class TraceFile:
     """What a trace file holds, before anything is concluded from it.
 
     Attributes:
         rank, world_size: from ``distributedInfo``, the rank else from the file's name; ``None`` where not known.
         epoch_ns: ``baseTimeNanoseconds``: add it to an event's time to get the time of the machine's clock.
-        events: in the file's order.
+        device: events of devices, in the file's order.
+        threads: (process, thread) → what it did.
+        names: what the columns' numbers mean.
+        ranges: which of these numbers are the user's (or a library's) ranges, and no CPU ops.
+        marks: the profiler's steps on the CPU, in the file's order.
+        seen: events looked at.
         unreadable: events left out because a time, a name or their shape is broken.
+        mended: events read after characters that are not allowed in JSON were escaped.
+        undecodable: characters that were no UTF-8.
+        damage: why the file ends early, ``""`` where it does not.
     """
 
     path: str
-    rank: int | None
-    world_size: int | None
-    epoch_ns: int
-    events: tuple[Event, ...]
-    unreadable: int
+    rank: int | None = None
+    world_size: int | None = None
+    epoch_ns: int = 0
+    device: list[Event] = field(default_factory=list)
+    threads: dict[Place, Thread] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    ranges: set[int] = field(default_factory=set)
+    marks: list[Mark] = field(default_factory=list)
+    seen: int = 0
+    unreadable: int = 0
+    mended: int = 0
+    undecodable: int = 0
+    damage: str = ""
 
 
-def read_file(path: str | Path) -> TraceFile:
+def read_file(path: str | Path, progress: Progress | None = None) -> TraceFile:
     """Read a ``.json`` or ``.json.gz`` trace; the file's content decides which it is.
 
-    Bytes that are no UTF-8 and control characters inside names are tolerated.
+    A file that ends early is read as far as it goes. Bytes that are no UTF-8, control characters, quotes and
+    backslashes inside names are tolerated; each event that cannot be read is left out and counted.
 
     Raises:
-        TraceError: no such file, damaged gzip, no JSON, or no list of events in it.
+        TraceError: no such file, or no list of events in it.
     """
     path = Path(path)
-    document = _parse(_read_text(path), path)
-    raw = document.get("traceEvents")
-    if not isinstance(raw, list):
-        raise TraceError(f"{path}: no list 'traceEvents': this is no PyTorch profiler trace")
-    events = [_event(row) for row in raw if _is_wanted(row)]
-    readable = tuple(event for event in events if event is not None)
+    source = Source(path, progress)
+    scanner = Scanner(source)
+    reader = _Reader(TraceFile(str(path)))
+    for rows in scanner.batches():
+        reader.add(rows)
+    file = reader.file
+    file.unreadable += scanner.broken
+    file.mended = scanner.mended
+    file.undecodable = source.undecodable
+    file.damage = source.damage or ("" if scanner.complete else "the list of events was not written to its end")
+    _describe(file, scanner.document, path)
+    if file.damage and not file.seen:
+        raise TraceError(f"{path}: holds no event that can be read: {file.damage}")
+    return file
+
+
+def _describe(file: TraceFile, document: Mapping[str, Any], path: Path) -> None:
     info = document.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    return TraceFile(
-        path=str(path),
-        rank=_rank(info, path),
-        world_size=info.get("world_size"),
-        epoch_ns=int(document.get("baseTimeNanoseconds") or 0),
-        events=readable,
-        unreadable=len(events) - len(readable) + sum(not isinstance(row, dict) for row in raw),
-    )
+    file.rank = _rank(info, path)
+    world_size = info.get("world_size")
+    file.world_size = world_size if isinstance(world_size, int) else None
+    epoch_ns = document.get("baseTimeNanoseconds")
+    file.epoch_ns = epoch_ns if isinstance(epoch_ns, int) else 0
 
 
-def _read_text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        if content.startswith(_GZIP_MAGIC):
-            content = gzip.decompress(content)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: the gzip file is damaged or was not written to its end ({error})") from error
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return content.decode("utf-8-sig", errors="replace")
+class _Reader:
+    """Sorts rows into a :class:`TraceFile`."""
+
+    def __init__(self, file: TraceFile) -> None:
+        self.file = file
+        self._numbers: dict[str, int] = {}
+        self._categories: dict[object, str] = {}
+
+    def add(self, rows: Iterable[object]) -> None:
+        for row in rows:
+            if not isinstance(row, dict):
+                self.file.unreadable += 1
+            elif row.get("ph") == "X":
+                try:
+                    self._add(row)
+                except (KeyError, TypeError, InvalidOperation, OverflowError, ValueError):
+                    self.file.unreadable += 1
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        written = row.get("cat")
+        category = self._categories.get(written) if isinstance(written, str) else ""
+        if category is None:
+            category = self._categories[written] = str(written).lower()
+        self.file.seen += 1
+        if category in _OPS or category in _CALLS or category in _FRAMES:
+            self._add_cpu(row, category)
+        elif category in _DEVICE:
+            self._add_device(row, category)
+
+    def _add_cpu(self, row: Mapping[str, Any], category: str) -> None:
+        start_ns, end_ns = _times_ns(row)
+        place = _identifier(row.get("pid", "")), _identifier(row.get("tid", ""))
+        thread = self.file.threads.get(place)
+        if thread is None:
+            thread = self.file.threads[place] = Thread()
+        name = str(row.get("name", ""))
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.file.names)
+            self.file.names.append(name)
+        if category in _OPS:
+            thread.ops.append(start_ns, end_ns, number)
+            if category == "user_annotation":
+                self.file.ranges.add(number)
+            if match := _MARK.match(name):
+                self.file.marks.append(Mark(int(match[1]), place[0], start_ns, end_ns))
+        elif category in _CALLS:
+            correlation = (row.get("args") or {}).get("correlation")
+            known = isinstance(correlation, int) and 0 < correlation < _FURTHEST_NS
+            thread.correlations.append(int(correlation or 0) if known else 0)
+            thread.calls.append(start_ns, end_ns, number)
+        else:
+            thread.frames.append(start_ns, end_ns, number)
+
+    def _add_device(self, row: Mapping[str, Any], category: str) -> None:
+        name = str(row.get("name", ""))
+        if category == "gpu_user_annotation" and not name.startswith("nccl:"):
+            return
+        start_ns, end_ns = _times_ns(row)
+        args = row.get("args")
+        args = args if isinstance(args, dict) else {}
+        if "Collective name" not in args:
+            args = {key: args[key] for key in _KEPT_ARGUMENTS if key in args}
+        self.file.device.append(
+            Event(
+                category,
+                name,
+                _identifier(row.get("pid", "")),
+                _identifier(row.get("tid", "")),
+                start_ns,
+                end_ns,
+                args,
+            )
+        )
 
 
-def _parse(text: str, path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(text, parse_float=Decimal, strict=False)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise TraceError(f"{path}: no JSON, or a file that was not written to its end ({error})") from error
-    if isinstance(document, list):
-        return {"traceEvents": document}
-    if not isinstance(document, dict):
-        raise TraceError(f"{path}: no list 'traceEvents': this is no PyTorch profiler trace")
-    return document
-
-
-def _is_wanted(row: object) -> bool:
-    return isinstance(row, dict) and row.get("ph") == "X" and _category(row) not in _IGNORED_CATEGORIES
-
-
-def _category(row: Mapping[str, Any]) -> str:
-    return str(row.get("cat") or "").lower()
-
-
-def _event(row: Mapping[str, Any]) -> Event | None:
-    """The event, or ``None`` where it is broken: the caller counts those."""
-    try:
-        start_ns = _nanoseconds(row["ts"])
-        end_ns = start_ns + _nanoseconds(row.get("dur", 0))
-    except (KeyError, TypeError, InvalidOperation, OverflowError, ValueError):
-        return None
-    args = row.get("args")
-    return Event(
-        category=_category(row),
-        name=str(row.get("name", "")),
-        pid=_identifier(row.get("pid", "")),
-        tid=_identifier(row.get("tid", "")),
-        start_ns=start_ns,
-        end_ns=end_ns,
-        args=args if isinstance(args, dict) else {},
-    )
+def _times_ns(row: Mapping[str, Any]) -> tuple[int, int]:
+    start_ns, duration_ns = _nanoseconds(row["ts"]), _nanoseconds(row.get("dur", 0))
+    if not -_FURTHEST_NS < start_ns < _FURTHEST_NS:
+        raise OverflowError
+    # A duration of years is another matter: the event did start, and is shortened where it is used.
+    return start_ns, start_ns + max(-_FURTHEST_NS, min(duration_ns, _FURTHEST_NS))
 
 
 def _nanoseconds(time_us: object) -> int:
-    """Whole nanoseconds of a JSON number (or number in quotes) of microseconds."""
-    if isinstance(time_us, int):
+    """Whole nanoseconds of a JSON number, its literal, or a number in quotes, of microseconds."""
+    if type(time_us) is int:
         return time_us * 1000
+    if type(time_us) is str:
+        whole, _, decimals = time_us.partition(".")
+        if len(decimals) == 3 and decimals.isdigit() and whole.isdigit():
+            return int(whole + decimals)
     return int((Decimal(str(time_us)) * 1000).to_integral_value())
 
 

@@ -1,12 +1,14 @@
-"""Which collective an event is, and how much it carries."""
+"""Which collective an event is, how much it carries, what moves it, and what it is called on other ranks."""
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["collective_kind", "payload_bytes"]
+__all__ = ["Match", "Transport", "collective_kind", "match_of", "payload_bytes", "transport_of"]
 
 # In this order: "all_reduce" holds "reduce", and a broadcast may be spelt by NCCL as part of a longer name.
 _KINDS = (
@@ -52,3 +54,56 @@ def payload_bytes(args: Mapping[str, Any]) -> int | None:
     dtype = str(args.get("dtype", "")).lower()
     item_bytes = 1 if dtype.startswith("float8") else _ITEM_BYTES.get(dtype)
     return max(counts) * item_bytes if counts and item_bytes is not None else None
+
+
+class Transport(enum.StrEnum):
+    """What moves the bytes of a collective."""
+
+    RING = "ring kernel"
+    TREE = "tree kernel"
+    SWITCH = "switch kernel"
+    """NVLink SHARP or CollNet: the switch reduces."""
+    SYMMETRIC = "symmetric kernel"
+    COPY_ENGINE = "copy engine"
+    KERNEL = "kernel"
+    """A kernel whose name does not say."""
+
+
+_TRANSPORTS = (
+    (
+        re.compile(r"ncclSymk?|multimem_|(?:one|two)_shot_|cross_device_reduce|nvshmem", re.IGNORECASE),
+        Transport.SYMMETRIC,
+    ),
+    (re.compile(r"NVLS|CollNet", re.IGNORECASE), Transport.SWITCH),
+    (re.compile(r"TREE", re.IGNORECASE), Transport.TREE),
+    (re.compile(r"RING", re.IGNORECASE), Transport.RING),
+)
+
+
+def transport_of(copies: bool, kernel: str) -> Transport:
+    """What moves a collective that runs as this kernel, or as a memory copy (``copies``)."""
+    if copies:
+        return Transport.COPY_ENGINE
+    return next((transport for pattern, transport in _TRANSPORTS if pattern.search(kernel)), Transport.KERNEL)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the same collective has in common on all ranks.
+
+    Attributes:
+        group: name and ranks of the process group, ``""`` where not known.
+        collective: ``"all_gather"``, …, ``""`` where not known.
+        sequence: its number in the group, which newer versions of torch write; ``None`` where not known: then the order tells.
+    """
+
+    group: str
+    collective: str
+    sequence: int | None
+
+
+def match_of(args: Mapping[str, Any], collective: str | None) -> Match:
+    group = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
+    numbers = (args.get(name) for name in ("Seq", "Seq id", "Sequence number"))
+    sequence = next((number for number in numbers if isinstance(number, int)), None)
+    return Match(group, collective or "", sequence)

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from overlap_pass.timeline.intervals import Interval, union
 from overlap_pass.timeline.spans import Span, SpanKind
 from overlap_pass.traces.chrome import Event
-from overlap_pass.traces.collectives import collective_kind, payload_bytes
+from overlap_pass.traces.collectives import Match, Transport, collective_kind, match_of, payload_bytes, transport_of
+from overlap_pass.traces.launches import Launch, Launches
 
 __all__ = ["DeviceEvent", "Rule", "device_events"]
 
 _KERNELS = frozenset({"kernel", "concurrent_kernel"})
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
-_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
-_CPU_OPS = frozenset({"cpu_op", "operator", "user_annotation"})
 
 # Older ROCm runs copies and fills as kernels.
 _COPY_KERNEL = re.compile(r"__amd_rocclr_(copy|fill)buffer|memory_copy_", re.IGNORECASE)
@@ -46,6 +45,9 @@ _COLLECTIVE_KERNEL = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
+# FSDP's copies into and out of the buffer of a collective: they use the SMs, so they compute, on its behalf.
+_HELPER_HOOK = re.compile(r"FSDP::all_gather|FSDP::post_backward_reduce")
+_HELPER_OP = re.compile(r"fsdp::|aten::(?:split_with_sizes_copy|_?chunk_cat)")
 
 
 class Rule(enum.StrEnum):
@@ -65,52 +67,75 @@ class DeviceEvent:
         span: what and when, on the clock of the file.
         device: its number.
         rule: why it is communication, ``None`` where it is not.
-        launch_ns: when the CPU began to launch it; ``None`` where the file does not hold the launch, which happens for
-            work that was queued before the profiler started.
+        launch: the CPU's call behind it; ``None`` where the file does not hold it, which happens for work that was
+            queued before the profiler started.
+        transport: what moved the bytes of a collective.
+        match: what tells the same collective on other ranks.
+        shape: name and grid of a kernel, which two runs of the same work share; ``""`` for anything else.
+        helper: copies into or out of a collective's buffer.
     """
 
     span: Span
     device: int
     rule: Rule | None
-    launch_ns: int | None
+    launch: Launch | None
+    transport: Transport | None = None
+    match: Match | None = None
+    shape: str = ""
+    helper: bool = False
+
+    @property
+    def launch_ns(self) -> int | None:
+        """When the CPU began to launch it, where known."""
+        return None if self.launch is None else self.launch.start_ns
+
+    @property
+    def graph(self) -> bool:
+        """Whether it was launched as part of a CUDA graph."""
+        return self.launch is not None and "GraphLaunch" in self.launch.call
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    start_ns: int
-    op: str
-    """The innermost CPU op around the call, ``""`` where there is none."""
-
-
-def device_events(events: Sequence[Event]) -> tuple[DeviceEvent, ...]:
+def device_events(events: Sequence[Event], launches: Launches) -> tuple[DeviceEvent, ...]:
     """The events that ran on a device and took time, sorted by (start, lane, name)."""
     on_device = [e for e in events if (e.category in _KERNELS or e.category in _COPIES) and e.start_ns < e.end_ns]
-    launches = _launches(events, {_correlation(event) for event in on_device} - {None})
+    numbers = _device_numbers(on_device)
     ranges = _collective_ranges(events)
-    found = [_device_event(event, launches.get(_correlation(event)), ranges) for event in on_device]
+    found = [
+        _device_event(event, launch, numbers[_device(event)], ranges.get((*_device(event), _lane(event)), ()))
+        for event, launch in zip(on_device, launches.of(on_device), strict=True)
+    ]
     return tuple(sorted(found, key=lambda e: (e.span.start_ns, e.span.lane, e.span.name)))
 
 
-def _device_event(
-    event: Event, launch: _Launch | None, ranges: Mapping[tuple[int, str], Sequence[Interval]]
-) -> DeviceEvent:
-    device, lane = _device(event), _lane(event)
-    op = launch.op if launch else ""
-    rule = _rule(event, op, ranges.get((device, lane), ()))
+def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequence[Interval]) -> DeviceEvent:
+    op = launch.within.op if launch else ""
+    rule = _rule(event, op, ranges)
+    kind = SpanKind.COMMUNICATION if rule else _kind_without_rule(event)
+    collective = collective_kind(event.args, op if rule is Rule.LAUNCH else "", event.name) if rule else None
     return DeviceEvent(
         span=Span(
             name=event.name,
-            kind=SpanKind.COMMUNICATION if rule else _kind_without_rule(event),
-            lane=lane,
+            kind=kind,
+            lane=_lane(event),
             start_ns=event.start_ns,
             end_ns=event.end_ns,
-            collective=collective_kind(event.args, op if rule is Rule.LAUNCH else "", event.name) if rule else None,
+            collective=collective,
             payload_bytes=payload_bytes(event.args) if rule else None,
+            unit=launch.within.unit if rule and launch else None,
         ),
         device=device,
         rule=rule,
-        launch_ns=launch.start_ns if launch else None,
+        launch=launch,
+        transport=transport_of(event.category in _COPIES, event.name) if rule else None,
+        match=match_of(event.args, collective) if rule else None,
+        shape=f"{event.name} {event.args.get('grid', '')}" if kind is SpanKind.COMPUTE else "",
+        helper=kind is SpanKind.COMPUTE and launch is not None and _is_helper(launch),
     )
+
+
+def _is_helper(launch: Launch) -> bool:
+    within = launch.within
+    return bool(_HELPER_OP.match(within.op) or (within.hook and _HELPER_HOOK.match(within.hook)))
 
 
 def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
@@ -146,57 +171,27 @@ def _is_inside(event: Event, ranges: Sequence[Interval]) -> bool:
     return position >= 0 and event.end_ns <= ranges[position][1]
 
 
-def _collective_ranges(events: Iterable[Event]) -> dict[tuple[int, str], list[Interval]]:
+def _collective_ranges(events: Iterable[Event]) -> dict[tuple[int | str, int, str], list[Interval]]:
     """(device, lane) → where an ``nccl:`` annotation of the device's timeline lies."""
-    ranges: dict[tuple[int, str], list[Interval]] = defaultdict(list)
+    ranges: dict[tuple[int | str, int, str], list[Interval]] = defaultdict(list)
     for event in events:
         if event.category == "gpu_user_annotation" and event.name.startswith("nccl:"):
-            ranges[_device(event), _lane(event)].append((event.start_ns, event.end_ns))
+            ranges[*_device(event), _lane(event)].append((event.start_ns, event.end_ns))
     return {place: union(intervals) for place, intervals in ranges.items()}
 
 
-def _launches(events: Iterable[Event], wanted: set[int | None]) -> dict[int | None, _Launch]:
-    """Correlation → the CPU call that launched it, for the correlations of device events.
-
-    All kernels of a CUDA graph share the correlation of their one graph launch.
-    """
-    ops: dict[tuple[int | str, int | str], list[Event]] = defaultdict(list)
-    calls: dict[tuple[int | str, int | str], list[Event]] = defaultdict(list)
-    for event in events:
-        if event.category in _CPU_OPS:
-            ops[event.pid, event.tid].append(event)
-        elif event.category in _LAUNCHES and _correlation(event) in wanted:
-            calls[event.pid, event.tid].append(event)
-    return {
-        _correlation(call): _Launch(call.start_ns, op)
-        for thread, made in calls.items()
-        for call, op in _innermost(ops[thread], made)
-    }
+def _device_numbers(events: Iterable[Event]) -> Mapping[tuple[int | str, int], int]:
+    """Device → the number it goes by. Kineto's process of a device event is the device; where ranks of several hosts
+    were merged into one file, the same number stands for several devices, and all are numbered anew."""
+    devices = sorted({_device(event) for event in events}, key=lambda place: (place[1], str(place[0])))
+    if len({number for _, number in devices}) == len(devices):
+        return {place: place[1] for place in devices}
+    return {place: position for position, place in enumerate(devices)}
 
 
-def _innermost(ops: Iterable[Event], calls: Iterable[Event]) -> Iterable[tuple[Event, str]]:
-    """Each call with the name of the innermost op of its thread that encloses it."""
-    pending = sorted(ops, key=lambda op: (op.start_ns, -op.end_ns))
-    open_ops: list[Event] = []
-    opened = 0
-    for call in sorted(calls, key=lambda call: call.start_ns):
-        while opened < len(pending) and pending[opened].start_ns <= call.start_ns:
-            open_ops.append(pending[opened])
-            opened += 1
-        while open_ops and open_ops[-1].end_ns <= call.start_ns:
-            open_ops.pop()
-        yield call, open_ops[-1].name if open_ops else ""
-
-
-def _correlation(event: Event) -> int | None:
-    correlation = event.args.get("correlation")
-    # ROCm writes 0 where it has none.
-    return correlation if isinstance(correlation, int) and correlation else None
-
-
-def _device(event: Event) -> int:
+def _device(event: Event) -> tuple[int | str, int]:
     device = event.args.get("device", event.pid)
-    return device if isinstance(device, int) else 0
+    return event.pid, device if isinstance(device, int) else 0
 
 
 def _lane(event: Event) -> str:

@@ -7,23 +7,24 @@ step ends with the last event that was launched inside the CPU's step, and begin
     device        │ launched in #4        │ launched in #5      │
                                           └─ boundary           └─ boundary
 
-The first step of a profiler window has no such left boundary: it is partial, and no figure should rest on it.
+The first step of a profiler window has no such left boundary: it is partial, and begins at the CPU's mark. Where the device
+had no or little work of an earlier step left to do there, its figures are as good as any.
 """
 
 from __future__ import annotations
 
-import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from overlap_pass.traces.chrome import Event
+from overlap_pass.timeline.intervals import total_ns, union
+from overlap_pass.traces.chrome import Mark
 from overlap_pass.traces.kernels import DeviceEvent
 
-__all__ = ["Step", "device_steps"]
+__all__ = ["LARGEST_BACKLOG", "Step", "device_steps", "without_device_events"]
 
-_MARK = re.compile(r"ProfilerStep#(\d+)$")
-# Kineto projects the marks on the device too ("gpu_user_annotation"); those span what it could link and no more.
-_MARK_CATEGORIES = frozenset({"user_annotation", "cpu_op", "operator"})
+LARGEST_BACKLOG = 0.1
+"""Part of a partial step that work of an earlier step may take for the step to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class Step:
         device: the device that the boundaries are of.
         cpu_start_ns, cpu_end_ns: the CPU's mark.
         start_ns, end_ns: the device's window, half-open.
-        partial: first of a profiler window: it starts at the CPU's mark, and holds what was queued before.
+        partial: it has no left boundary (first of a profiler window), or the file ends inside it.
+        cut: the file ends inside it.
+        backlog_ns: how long the device was busy in it with what was launched before the CPU's mark.
     """
 
     number: int
@@ -45,44 +48,96 @@ class Step:
     start_ns: int
     end_ns: int
     partial: bool
+    cut: bool = False
+    backlog_ns: int = 0
+
+    @property
+    def counts(self) -> bool:
+        """Whether medians may rest on it: complete, or begun with next to no work of an earlier step."""
+        length_ns = self.end_ns - self.start_ns
+        return not self.partial or (not self.cut and self.backlog_ns <= LARGEST_BACKLOG * length_ns)
 
 
-def device_steps(events: Iterable[Event], on_device: Sequence[DeviceEvent]) -> tuple[Step, ...]:
-    """The steps of every device, by device and number.
+def device_steps(marks: Iterable[Mark], on_device: Sequence[DeviceEvent], *, cut: bool = False) -> tuple[Step, ...]:
+    """The steps of every device, by device and number; ``cut`` says that the file ends before its time.
 
     A step that launched nothing on a device is left out there, and the one behind it is partial.
     """
-    marks = _marks(events)
+    marks = list(marks)
+    by_device: dict[int, list[DeviceEvent]] = defaultdict(list)
+    for event in on_device:
+        by_device[event.device].append(event)
     return tuple(
         step
-        for device in sorted({event.device for event in on_device})
-        for step in _steps_of(device, marks, [event for event in on_device if event.device == device])
+        for device in sorted(by_device)
+        for step in _steps_of(device, _marks_of(marks, by_device[device]), by_device[device], cut)
     )
 
 
-def _marks(events: Iterable[Event]) -> list[tuple[int, int, int]]:
-    """(number, start, end) of the CPU's marks, by number."""
-    found: dict[int, tuple[int, int, int]] = {}
-    for event in events:
-        match = _MARK.match(event.name) if event.category in _MARK_CATEGORIES else None
-        if match:
-            number = int(match.group(1))
-            found.setdefault(number, (number, event.start_ns, event.end_ns))
+def without_device_events(marks: Iterable[Mark], steps: Iterable[Step]) -> list[int]:
+    """Numbers of the CPU's steps that launched nothing on any device, or whose device events are missing."""
+    found = {step.number for step in steps}
+    return sorted({mark.number for mark in marks} - found)
+
+
+def _marks_of(marks: Sequence[Mark], events: Iterable[DeviceEvent]) -> list[Mark]:
+    """The first mark of each number, by number: those of the process that launches on the device, if it has any."""
+    pids = Counter(event.launch.place[0] for event in events if event.launch is not None)
+    owner = pids.most_common(1)[0][0] if pids else None
+    found: dict[int, Mark] = {}
+    for mark in sorted(marks, key=lambda mark: (mark.pid != owner, mark.start_ns)):
+        if mark.pid == owner or not found or next(iter(found.values())).pid != owner:
+            found.setdefault(mark.number, mark)
     return [found[number] for number in sorted(found)]
 
 
-def _steps_of(device: int, marks: Sequence[tuple[int, int, int]], events: Sequence[DeviceEvent]) -> list[Step]:
+def _steps_of(device: int, marks: Sequence[Mark], events: Sequence[DeviceEvent], cut: bool) -> list[Step]:
+    ends = _last_ends(marks, events)
+    numbers = [mark.number for mark in marks if mark.number in ends]
     steps: list[Step] = []
-    for number, cpu_start_ns, cpu_end_ns in marks:
-        ends = [
-            event.span.end_ns
-            for event in events
-            if event.launch_ns is not None and cpu_start_ns <= event.launch_ns < cpu_end_ns
-        ]
-        if not ends:
+    for mark in marks:
+        if mark.number not in ends:
             continue
-        follows = bool(steps) and steps[-1].number == number - 1
-        start_ns = steps[-1].end_ns if follows else cpu_start_ns
-        end_ns = max(max(ends), start_ns)
-        steps.append(Step(number, device, cpu_start_ns, cpu_end_ns, start_ns, end_ns, partial=not follows))
+        follows = bool(steps) and steps[-1].number == mark.number - 1
+        start_ns = steps[-1].end_ns if follows else mark.start_ns
+        end_ns = max(ends[mark.number], start_ns)
+        is_cut = cut and mark.number == numbers[-1]
+        backlog_ns = 0 if follows else _backlog_ns(events, mark.start_ns, end_ns)
+        steps.append(
+            Step(
+                mark.number,
+                device,
+                mark.start_ns,
+                mark.end_ns,
+                start_ns,
+                end_ns,
+                partial=not follows or is_cut,
+                cut=is_cut,
+                backlog_ns=backlog_ns,
+            )
+        )
     return steps
+
+
+def _last_ends(marks: Sequence[Mark], events: Iterable[DeviceEvent]) -> dict[int, int]:
+    """Number of a mark → when the last event that was launched inside it ends; without those that launched nothing."""
+    ordered = sorted((event for event in events if event.launch is not None), key=lambda e: e.launch_ns or 0)
+    ends: dict[int, int] = {}
+    position = 0
+    for mark in sorted(marks, key=lambda mark: mark.start_ns):
+        while position < len(ordered) and (ordered[position].launch_ns or 0) < mark.start_ns:
+            position += 1
+        i = position
+        while i < len(ordered) and (ordered[i].launch_ns or 0) < mark.end_ns:
+            ends[mark.number] = max(ends.get(mark.number, 0), ordered[i].span.end_ns)
+            i += 1
+    return ends
+
+
+def _backlog_ns(events: Iterable[DeviceEvent], start_ns: int, end_ns: int) -> int:
+    earlier = (
+        (max(event.span.start_ns, start_ns), min(event.span.end_ns, end_ns))
+        for event in events
+        if event.launch_ns is None or event.launch_ns < start_ns
+    )
+    return total_ns(union(earlier))

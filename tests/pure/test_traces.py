@@ -333,7 +333,7 @@ COMPLETE = json.dumps({"traceEvents": [device(GEMM, 0, 5)]}).encode()
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no JSON"),
+        (b"", "it is empty"),
         (COMPLETE[:-20], "not written to its end"),
         (gzip.compress(COMPLETE)[:-12], "gzip"),
         (b"\x1f\x8bgarbage", "gzip"),

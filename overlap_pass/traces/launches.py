@@ -1,0 +1,155 @@
+"""Which call of the CPU launched what ran on a device, and inside which ops it was made.
+
+A call and what it launched share a *correlation*. Such numbers are unique within one process only, so in a file that
+several ranks were merged into they repeat; then the process that launches most of the device's other work is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from overlap_pass.traces.chrome import Event, Place, Thread, TraceFile
+
+__all__ = ["Enclosure", "Launch", "Launches", "correlation_of", "find_launches"]
+
+_RANGE_OF_UNIT = re.compile(r"FSDP::\w+(?: \((.+)\))?$")
+ROOT_UNIT = "(root)"
+
+
+@dataclass(frozen=True, slots=True)
+class Enclosure:
+    """What encloses a call on its thread.
+
+    Attributes:
+        op: the innermost CPU op or range, ``""`` where there is none.
+        unit: the FSDP module whose hook made the call, from the innermost ``FSDP::… (module)`` range.
+        hook: that range without the module: ``"FSDP::all_gather_copy_in"``.
+    """
+
+    op: str = ""
+    unit: str | None = None
+    hook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One call that put work on a device.
+
+    Attributes:
+        start_ns: when the call began.
+        place: the thread that made it.
+        call: ``"cudaLaunchKernel"``, …
+        within: the ops around it.
+    """
+
+    start_ns: int
+    place: Place
+    call: str
+    within: Enclosure
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Correlation → calls.
+
+    Attributes:
+        by_correlation: several calls for one number only where files of several processes were merged.
+        repeated: how many numbers that concerns.
+    """
+
+    by_correlation: Mapping[int, Sequence[Launch]]
+    repeated: int
+
+    def of(self, events: Sequence[Event]) -> list[Launch | None]:
+        """The call behind each event, ``None`` where the file does not hold it."""
+        found = [self.by_correlation.get(correlation_of(event), ()) for event in events]
+        if not self.repeated:
+            return [calls[0] if calls else None for calls in found]
+        owner = self._owners(events, found)
+        return [_choose(event, calls, owner.get(event.pid)) for event, calls in zip(events, found, strict=True)]
+
+    @staticmethod
+    def _owners(events: Sequence[Event], found: Sequence[Sequence[Launch]]) -> dict[int | str, int | str]:
+        """Device's process id in the trace → the CPU process that launches on it, by majority of what fits in time."""
+        votes: dict[int | str, Counter[int | str]] = defaultdict(Counter)
+        for event, calls in zip(events, found, strict=True):
+            fitting = {call.place[0] for call in calls if call.start_ns <= event.start_ns}
+            if len(fitting) == 1:
+                votes[event.pid].update(fitting)
+        return {pid: max(sorted(count, key=str), key=count.__getitem__) for pid, count in votes.items()}
+
+
+def _choose(event: Event, calls: Sequence[Launch], owner: int | str | None) -> Launch | None:
+    """The call before the event, of the process that owns the device if that has one, else the latest."""
+    before = [call for call in calls if call.start_ns <= event.start_ns] or list(calls)
+    owned = [call for call in before if call.place[0] == owner] or before
+    return max(owned, key=lambda call: call.start_ns, default=None)
+
+
+def correlation_of(event: Event) -> int:
+    """The event's correlation; 0 where it has none, as ROCm writes it."""
+    correlation = event.args.get("correlation")
+    return correlation if isinstance(correlation, int) else 0
+
+
+def find_launches(file: TraceFile) -> Launches:
+    """The calls that launched the device events of a file.
+
+    All kernels of a CUDA graph share the correlation of their one graph launch.
+    """
+    wanted = {correlation_of(event) for event in file.device} - {0}
+    found: dict[int, list[Launch]] = defaultdict(list)
+    enclosures: dict[Enclosure, Enclosure] = {}
+    for place, thread in file.threads.items():
+        made = [i for i, correlation in enumerate(thread.correlations) if correlation in wanted]
+        for i, within in enclosing(file.names, thread, made):
+            same = enclosures.setdefault(within, within)
+            call = Launch(thread.calls.starts_ns[i], place, file.names[thread.calls.names[i]], same)
+            found[thread.correlations[i]].append(call)
+    repeated = sum(len(calls) > 1 for calls in found.values())
+    return Launches(found, repeated)
+
+
+def enclosing(names: Sequence[str], thread: Thread, calls: Iterable[int]) -> Iterator[tuple[int, Enclosure]]:
+    """Each of the thread's calls with what encloses it."""
+    ops, starts = thread.ops, thread.calls.starts_ns
+    stack = _Stack(names, ops.names)
+    order = iter(ops.nested_order())
+    upcoming = next(order, None)
+    for call in sorted(calls, key=starts.__getitem__):
+        time_ns = starts[call]
+        while upcoming is not None and ops.starts_ns[upcoming] <= time_ns:
+            stack.push(upcoming, ops.starts_ns[upcoming], ops.ends_ns[upcoming])
+            upcoming = next(order, None)
+        stack.pop_until(time_ns)
+        yield call, stack.top()
+
+
+class _Stack:
+    """The ops that are open at a time, innermost last."""
+
+    def __init__(self, names: Sequence[str], numbers: array[int]) -> None:
+        self._names, self._numbers = names, numbers
+        self._open: list[tuple[int, int]] = []
+
+    def push(self, op: int, start_ns: int, end_ns: int) -> None:
+        self.pop_until(start_ns)
+        self._open.append((op, end_ns))
+
+    def pop_until(self, time_ns: int) -> None:
+        while self._open and self._open[-1][1] <= time_ns:
+            self._open.pop()
+
+    def top(self) -> Enclosure:
+        if not self._open:
+            return Enclosure()
+        op = self._names[self._numbers[self._open[-1][0]]]
+        for position, _ in reversed(self._open):
+            name = self._names[self._numbers[position]]
+            if match := _RANGE_OF_UNIT.match(name):
+                return Enclosure(op, match[1] or ROOT_UNIT, name.split(" ", 1)[0])
+        return Enclosure(op)

@@ -1,0 +1,63 @@
+"""How much slower kernels run while a collective runs beside them.
+
+A collective takes memory bandwidth, and its kernels take SMs, so what is hidden is not free. Runs of one kernel with one
+grid do the same work, roughly; those with a collective beside them are compared with those without.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from overlap_pass.timeline.intervals import Cover, union
+from overlap_pass.timeline.spans import SpanKind
+from overlap_pass.traces.kernels import DeviceEvent
+
+__all__ = ["Slowdown", "find_slowdown"]
+
+LEAST_SHARE = 0.5
+"""A kernel counts as overlapped when a collective runs for this part of it; with less, and more than none, it is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Kernels that ran both with and without a collective beside them.
+
+    Attributes:
+        overlapped_ns: what those with one took.
+        expected_ns: what they would have taken at the mean of those without.
+        kernels: how many those are.
+    """
+
+    overlapped_ns: int
+    expected_ns: float
+    kernels: int
+
+    @property
+    def factor(self) -> float | None:
+        """How many times longer; ``None`` where nothing can be compared."""
+        return self.overlapped_ns / self.expected_ns if self.expected_ns else None
+
+
+def find_slowdown(events: Iterable[DeviceEvent]) -> Slowdown:
+    """The slow-down of compute on one device."""
+    events = list(events)
+    communication = [e.span for e in events if e.span.kind is SpanKind.COMMUNICATION]
+    cover = Cover(union((span.start_ns, span.end_ns) for span in communication))
+    alone: dict[str, list[int]] = defaultdict(list)
+    beside: dict[str, list[int]] = defaultdict(list)
+    for event in events:
+        if event.span.kind is not SpanKind.COMPUTE:
+            continue
+        overlap_ns = cover.within_ns(event.span.start_ns, event.span.end_ns)
+        if overlap_ns == 0:
+            alone[event.shape].append(event.span.duration_ns)
+        elif overlap_ns >= LEAST_SHARE * event.span.duration_ns:
+            beside[event.shape].append(event.span.duration_ns)
+    both = sorted(alone.keys() & beside.keys())
+    return Slowdown(
+        overlapped_ns=sum(sum(beside[shape]) for shape in both),
+        expected_ns=sum(len(beside[shape]) * sum(alone[shape]) / len(alone[shape]) for shape in both),
+        kernels=sum(len(beside[shape]) for shape in both),
+    )
