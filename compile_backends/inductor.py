@@ -12,10 +12,12 @@ from typing import Any
 import torch
 import torch.fx as fx
 from torch._inductor import config as inductor_config
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
+from compile_backends.settle import settle
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
@@ -72,6 +74,7 @@ def lower(
         **_mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
         **_cacheable(),
+        **_settled(compilation),
         **{
             name: _after_users(name, _GraphPass(stage, f"overlap-{name}-{compilation.identity}"))
             for name, stage in (
@@ -84,6 +87,22 @@ def lower(
     return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
 
 
+def _settled(compilation: Compilation) -> dict[str, Any]:
+    """Our pass over the fused kernels, behind the user's own."""
+    setting = "_post_fusion_custom_pass"
+    users = getattr(inductor_config, setting)
+    uuid = f"overlap-settle-{compilation.identity}"
+
+    class Settle(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
+        def __call__(self, nodes: list[Any]) -> list[Any]:
+            return settle(nodes if users is None else users(nodes))
+
+        def uuid(self) -> Any:
+            return uuid if users is None else None
+
+    return {setting: Settle()}
+
+
 def _after_users(setting: str, ours: CustomGraphPass) -> Any:
     existing = getattr(inductor_config, setting)
     if existing is None:
@@ -93,8 +112,6 @@ def _after_users(setting: str, ours: CustomGraphPass) -> Any:
 
 
 def _takes_lists() -> bool:
-    from torch._inductor import custom_graph_pass
-
     return hasattr(custom_graph_pass, "get_custom_graph_passes")
 
 
