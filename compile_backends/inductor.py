@@ -17,7 +17,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
-from compile_backends.settle import settle
+from compile_backends.settle import Settle
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
@@ -74,7 +74,9 @@ def lower(
         **_mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
         **_cacheable(),
-        **_settled(compilation),
+        "_post_fusion_custom_pass": Settle(
+            inductor_config._post_fusion_custom_pass, f"overlap-settle-{compilation.identity}"
+        ),
         **{
             name: _after_users(name, _GraphPass(stage, f"overlap-{name}-{compilation.identity}"))
             for name, stage in (
@@ -85,22 +87,6 @@ def lower(
         },
     }
     return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
-
-
-def _settled(compilation: Compilation) -> dict[str, Any]:
-    """Our pass over the fused kernels, behind the user's own."""
-    setting = "_post_fusion_custom_pass"
-    users = getattr(inductor_config, setting)
-    uuid = f"overlap-settle-{compilation.identity}"
-
-    class Settle(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
-        def __call__(self, nodes: list[Any]) -> list[Any]:
-            return settle(nodes if users is None else users(nodes))
-
-        def uuid(self) -> Any:
-            return uuid if users is None else None
-
-    return {setting: Settle()}
 
 
 def _after_users(setting: str, ours: CustomGraphPass) -> Any:

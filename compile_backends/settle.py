@@ -10,48 +10,45 @@ fused keeps its place.
 
 from __future__ import annotations
 
-import heapq
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["settle"]
+from torch._inductor import custom_graph_pass
+
+if TYPE_CHECKING:
+    from torch._inductor.scheduler import BaseSchedulerNode
+
+__all__ = ["Settle", "settle"]
 
 
-def settle(nodes: list[Any]) -> list[Any]:
+def settle(nodes: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
     """A topological order of Inductor's scheduler nodes that follows the plan.
 
     Args:
-        nodes: ``BaseSchedulerNode``s after fusion, topologically sorted; each knows the place of its last member
-            (``max_order``) in the order that the graph was lowered in.
+        nodes: kernels after fusion in any legal order; each knows the place of its last member (``max_order``) in the
+            order that the graph was lowered in.
     """
-    makers = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
-    sources = [
-        {makers[dep.name] for dep in node.unmet_dependencies if dep.name in makers} - {index}
-        for index, node in enumerate(nodes)
-    ]
-    keys = [node.max_order for node in nodes]
+    maker = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
+    place = [node.max_order for node in nodes]
     for index in reversed(range(len(nodes))):
-        for source in sources[index]:
-            keys[source] = min(keys[source], keys[index])
-    order = _sorted(sources, keys)
-    # A cycle would be a fault of the fusion; Inductor's own order is then as good as any.
-    return [nodes[index] for index in order] if len(order) == len(nodes) else nodes
+        for dependency in nodes[index].unmet_dependencies:
+            source = maker.get(dependency.name, index)
+            place[source] = min(place[source], place[index])
+    # No place is behind that of a reader, and equal places keep the legal order: the result is legal too.
+    return [nodes[index] for index in sorted(range(len(nodes)), key=place.__getitem__)]
 
 
-def _sorted(sources: list[set[int]], keys: list[int]) -> list[int]:
-    """Topological order, by key among what is ready."""
-    readers: list[list[int]] = [[] for _ in sources]
-    missing = [len(found) for found in sources]
-    for index, found in enumerate(sources):
-        for source in found:
-            readers[source].append(index)
-    ready = [(keys[index], index) for index, count in enumerate(missing) if not count]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, index = heapq.heappop(ready)
-        order.append(index)
-        for reader in readers[index]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                heapq.heappush(ready, (keys[reader], reader))
-    return order
+class Settle(getattr(custom_graph_pass, "CustomSchedulerPass", object)):  # type: ignore[misc]
+    """Inductor's pass between fusion and code, behind the user's own if there is one."""
+
+    def __init__(self, users: Callable[[Any], Any] | None, uuid: str) -> None:
+        self._users, self._uuid = users, uuid
+
+    def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+        return settle(nodes if self._users is None else self._users(nodes))
+
+    def uuid(self) -> Any:
+        if self._users is None:
+            return self._uuid
+        users = self._users.uuid() if hasattr(self._users, "uuid") else None
+        return None if users is None else (self._uuid, users)
