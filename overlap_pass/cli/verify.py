@@ -119,6 +119,21 @@ def _say(what: str) -> None:
     print(f"verify: {what}", file=sys.stderr, flush=True)
 
 
+def _command(args: argparse.Namespace) -> str:
+    """What to type to measure this again; where the results went is left out."""
+    import torch.distributed as dist
+
+    words = ["torchrun", "--nproc-per-node", str(dist.get_world_size()), "-m", "overlap_pass", "verify", args.target]
+    words += [word for pair in args.set for word in ("--set", pair)]
+    words += ["--against", args.against]
+    for option in _OPTIONS:
+        if getattr(args, option) is not None:
+            words += [f"--{option.replace('_', '-')}", getattr(args, option)]
+    for count in ("rounds", "steps", "profiled"):
+        words += [f"--{count}", str(getattr(args, count))]
+    return shlex.join(words)
+
+
 def _write(verification: Verification, args: argparse.Namespace) -> None:
     from dataclasses import replace
 
@@ -128,7 +143,7 @@ def _write(verification: Verification, args: argparse.Namespace) -> None:
         verification,
         setting=(
             *verification.setting,
-            ("command", shlex.join(["overlap-pass", *sys.argv[1:]])),
+            ("command", _command(args)),
             ("date", datetime.date.today().isoformat()),
         ),
     )

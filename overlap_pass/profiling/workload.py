@@ -66,7 +66,10 @@ def load_make_step(target: str, arguments: dict[str, Any] | None = None) -> Make
         raise OptionError(f"{target!r}: {path!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        raise OptionError(f"{target!r}: {path!r} cannot be loaded: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise OptionError(f"{target!r}: {path!r} defines no function {name!r}")
