@@ -18,6 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
 from compile_backends.settle import Settle
+from overlap_pass.config import Config
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
@@ -73,7 +74,7 @@ def lower(
     patches = {
         **_mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
-        **_cacheable(),
+        **_caching(compilation.config),
         "_post_fusion_custom_pass": Settle(
             inductor_config._post_fusion_custom_pass, f"overlap-settle-{compilation.identity}"
         ),
@@ -110,8 +111,13 @@ def _exists(name: str) -> bool:
     return True
 
 
-def _cacheable() -> dict[str, Any]:
-    """Tells AOTAutograd's cache that the capture's gather is pure; its code is part of the key."""
+def _caching(config: Config) -> dict[str, Any]:
+    """Tells AOTAutograd's cache that the capture's gather is pure (its code is part of the key).
+
+    A graph out of a cache was planned when it was put there: whoever wants a report gets it from a new plan.
+    """
+    if config.report is not None:
+        return {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     setting = "unsafe_marked_cacheable_functions"
     if not _exists(setting):
         return {}
