@@ -19,15 +19,13 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak
+from overlap_pass.schedule.choice import Variant, choose
 from overlap_pass.schedule.coalescing import Group, groups_of
 from overlap_pass.schedule.coalescing import coalesce as coalesce_launches
-from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
-from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
-from overlap_pass.schedule.verify import violations
 from overlap_pass.simulate.bound import Bound, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
@@ -137,20 +135,25 @@ def make_plan(
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
     sizes = _TARGET_BYTES if coalesce == "auto" else (0,) if coalesce == "off" else (int(coalesce),)
-    candidates = [_candidate(written, strategy, groups) for groups in _groupings(program, strategy, sizes)]
-    best = min(candidates, key=lambda candidate: candidate.score_us)
+    as_came = Variant((), written.problem(program))
+    variants = [
+        Variant(groups, written.problem(coalesce_launches(program, groups))) if groups else as_came
+        for groups in _groupings(program, strategy, sizes)
+    ]
+    chosen = choose(as_came, variants, strategy, written.budget_bytes)
+    problem, order = chosen.variant.problem, chosen.schedule.order
     return Plan(
-        program=best.problem.program,
-        coalesced=best.groups,
-        schedule=best.schedule,
+        program=problem.program,
+        coalesced=chosen.variant.groups,
+        schedule=chosen.schedule,
         before=written.simulation,
-        after=best.after,
+        after=simulate(problem.program, problem.costs, order, label="scheduled"),
         memory_before=written.memory,
-        memory_after=peak(best.problem.program, best.schedule.order),
+        memory_after=peak(problem.program, order),
         budget_bytes=written.budget_bytes,
-        bound=lower_bound(best.problem.dag, best.problem.costs),
+        bound=lower_bound(problem.dag, problem.costs),
         hardware=hardware.name,
-        notes=(*best.notes, *_unpriced(best.problem.costs)),
+        notes=(*chosen.notes, *_unpriced(problem.costs)),
     )
 
 
@@ -175,19 +178,7 @@ class _Written:
 
     def problem(self, program: Program) -> Problem:
         costs = price(program, self.hardware, measured=self.measured)
-        return Problem(build_dag(program), costs, self.budget_bytes)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """One choice of coalesced launches, scheduled."""
-
-    groups: tuple[Group, ...]
-    problem: Problem
-    schedule: Schedule
-    after: Simulation
-    score_us: float
-    notes: tuple[str, ...]
+        return Problem(build_dag(program), costs, None)
 
 
 def _groupings(program: Program, strategy: Strategy, sizes: tuple[int, ...]) -> tuple[tuple[Group, ...], ...]:
@@ -195,14 +186,6 @@ def _groupings(program: Program, strategy: Strategy, sizes: tuple[int, ...]) -> 
     if isinstance(strategy, AsWritten):
         return ((),)
     return tuple(dict.fromkeys(groups_of(program, size) if size else () for size in sizes))
-
-
-def _candidate(written: _Written, strategy: Strategy, groups: tuple[Group, ...]) -> _Candidate:
-    problem = written.problem(coalesce_launches(written.program, groups))
-    schedule, notes = _accepted(problem, strategy.schedule(problem), written.simulation)
-    after = simulate(problem.program, problem.costs, schedule.order, label="scheduled")
-    score_us = Score(problem).of(schedule.order)
-    return _Candidate(groups, problem, schedule, after, score_us, notes)
 
 
 def _check_feasible(written: _Written) -> None:
@@ -218,45 +201,6 @@ def _check_feasible(written: _Written) -> None:
             budget_bytes=budget_bytes,
             smallest_bytes=smallest_bytes,
         )
-
-
-def _accepted(problem: Problem, schedule: Schedule, before: Simulation) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule if it keeps every promise, else a safe order with the reason."""
-    program, budget_bytes = problem.program, problem.budget_bytes
-    broken = violations(program, schedule.order)
-    if broken:
-        note = f"{schedule.strategy} made an illegal order and was dropped: {broken[0]}"
-        _log.error("%s: %s", program.name, note)
-        return _safe(problem), (note,)
-    peak_bytes = peak(program, schedule.order).peak_bytes
-    if budget_bytes is not None and peak_bytes > budget_bytes:
-        note = (
-            f"{schedule.strategy} would reach {format_bytes(peak_bytes)}, over the budget of "
-            f"{format_bytes(budget_bytes)}, and was dropped"
-        )
-        return _safe(problem), (note,)
-    after = simulate(program, problem.costs, schedule.order)
-    if after.step_us > before.step_us and _fits(problem, program.order):
-        note = (
-            f"{schedule.strategy} is predicted at {format_us(after.step_us)}, the order as written at "
-            f"{format_us(before.step_us)}; the order as written is kept"
-        )
-        return AsWritten().schedule(problem), (note,)
-    return schedule, ()
-
-
-def _fits(problem: Problem, order: tuple[str, ...]) -> bool:
-    return problem.budget_bytes is None or peak(problem.program, order).peak_bytes <= problem.budget_bytes
-
-
-def _safe(problem: Problem) -> Schedule:
-    """The order as written, or that of least memory where only this one keeps the budget."""
-    if _fits(problem, problem.program.order):
-        return AsWritten().schedule(problem)
-    placement = Placement(problem.dag)
-    order = Room.of(placement).order
-    names = tuple(problem.program.ops[position].name for position in order)
-    return Schedule("least_memory", names, explain(placement, order, "least memory, to keep the budget"))
 
 
 def _unpriced(costs: CostTable) -> tuple[str, ...]:

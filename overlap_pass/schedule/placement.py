@@ -120,6 +120,10 @@ class Placement:
                     todo.append(position)
         return tuple(sorted(head)), tuple(sorted(after))
 
+    def first_reader(self, position: int) -> int:
+        """Position of the first anchor that depends on an op through free ops alone; an anchor's is its own."""
+        return self._first_reader[position]
+
     @cached_property
     def _first_reader(self) -> list[int]:
         """For each op, the earliest anchor that depends on it through free ops alone; an anchor is its own."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
+from overlap_pass.schedule.early import launch_early
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.feeding import Policy, feed
 from overlap_pass.schedule.fitting import fit
@@ -26,7 +27,7 @@ _AHEAD_SHARES = (0.0, 0.02, 0.1, 1.0)
 class LatestStart:
     """Least memory for the same hidden time.
 
-    A short ladder of policies (``schedule.feeding``) is tried; among the orders whose exact peak keeps the budget the
+    A short ladder of policies (``schedule.feeding``) is tried, and launching early (``schedule.early``); among the orders whose exact peak keeps the budget the
     winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
@@ -80,5 +81,14 @@ class LatestStart:
                 if order not in seen:
                     seen.add(order)
                     yield order, f"margin {margin:g}, up to {share:.0%} of the step ahead"
-        if room.order not in seen:
-            yield room.order, "least memory"
+
+        def early(allowed_bytes: int | None) -> tuple[int, ...]:
+            return place(placement, launch_early(placement, room, allowed_bytes))
+
+        for order, how in (
+            (fit(early, problem.budget_bytes, score), "as early as memory allows"),
+            (room.order, "least memory"),
+        ):
+            if order not in seen:
+                seen.add(order)
+                yield order, how

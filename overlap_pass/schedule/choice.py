@@ -1,0 +1,177 @@
+"""Which order a plan takes: one strategy at several budgets and several sizes of launches, and the safe orders.
+
+More budget must never give a longer step, and no strategy can promise that by itself: with more room it may take
+another path to a worse order. So a strategy is asked at a ladder of budgets that does not depend on the one given, and
+
+1. each order found *needs* the larger of the rung it was made for and its own peak; it is at hand if that is within the
+   budget given, and so with every larger one;
+2. orders at hand are gone through by what they need, least first, and each takes the place of the one before if its
+   score is better and its step no longer (the order as written: if its step is shorter).
+
+What a larger budget adds comes last in 2, so it can only shorten the step.
+
+    budget given                       ▼
+    rungs            ├──┬──┬─────┬───────────┬───────────────────────┤
+                 smallest   made for these   not asked               what the strategy takes without a bound
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from overlap_pass.schedule.coalescing import Group
+from overlap_pass.schedule.explain import explain
+from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import Score
+from overlap_pass.schedule.strategies.as_written import AsWritten
+from overlap_pass.schedule.types import Problem, Schedule, Strategy
+from overlap_pass.schedule.verify import violations
+from overlap_pass.units import format_bytes, format_us
+
+__all__ = ["Choice", "Variant", "choose"]
+
+_log = logging.getLogger("overlap_pass")
+
+_RUNGS = (0.0, 0.0625, 0.125, 0.25, 0.5)
+_VARIANTS_AT_ALL_RUNGS = 2
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The program with some launches joined, as a problem without a budget."""
+
+    groups: tuple[Group, ...]
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The order to run.
+
+    Attributes:
+        notes: why it is not the strategy's, or what the strategy did wrong.
+    """
+
+    variant: Variant
+    schedule: Schedule
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Option:
+    variant: Variant
+    schedule: Schedule
+    peak_bytes: int
+    needed_bytes: int
+    score_us: float
+    step_us: float
+    safe: bool = False
+
+
+def choose(as_came: Variant, variants: Sequence[Variant], strategy: Strategy, budget_bytes: int | None) -> Choice:
+    """The best order within the budget.
+
+    Args:
+        as_came: the program with no launches joined, whose order as written or order of least memory must fit.
+        variants: what the strategy may choose from, the fewest changes first.
+        budget_bytes: bound on the peak, ``None`` for none.
+    """
+    bench = _Bench(strategy)
+    safe = bench.safe_options(as_came)
+    smallest_bytes = min(option.peak_bytes for option in safe)
+    free = [bench.option(variant, None) for variant in variants]
+    found = [*free]
+    most_bytes = max((option.peak_bytes for option in free if option), default=smallest_bytes)
+    if most_bytes > smallest_bytes:
+        ranked = sorted((o for o in free if o), key=lambda option: option.score_us)[:_VARIANTS_AT_ALL_RUNGS]
+        for rung in (int(smallest_bytes + share * (most_bytes - smallest_bytes)) for share in _RUNGS):
+            if budget_bytes is None or rung <= budget_bytes:
+                found += [bench.option(option.variant, rung) for option in ranked]
+    own = [option for option in found if option is not None]
+    at_hand = [o for o in (*safe, *own) if budget_bytes is None or o.needed_bytes <= budget_bytes]
+    best = _best(at_hand)
+    why = () if not best.safe else _why_safe(strategy, best, own, budget_bytes)
+    return Choice(best.variant, best.schedule, (*bench.complaints, *why))
+
+
+def _best(options: Sequence[_Option]) -> _Option:
+    """Rule 2; the sort is stable, so that ties go to the fewest changes."""
+    ordered = sorted(options, key=lambda option: option.needed_bytes)
+    best = ordered[0]
+    for option in ordered[1:]:
+        better = option.score_us < best.score_us or (best.safe and option.score_us == best.score_us)
+        if option.step_us <= best.step_us if better else option.safe and option.step_us < best.step_us:
+            best = option
+    return best
+
+
+class _Bench:
+    """Asks the strategy and judges what it says, each order once."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._scores: dict[int, Score] = {}
+        self._known: dict[tuple[int, tuple[str, ...]], _Option | None] = {}
+        self.complaints: tuple[str, ...] = ()
+
+    def option(self, variant: Variant, rung_bytes: int | None) -> _Option | None:
+        """The strategy's order for a budget; ``None`` for an illegal one, with a complaint."""
+        schedule = self._strategy.schedule(replace(variant.problem, budget_bytes=rung_bytes))
+        key = (id(variant), schedule.order)
+        if key not in self._known:
+            self._known[key] = self._judged(variant, schedule)
+        known = self._known[key]
+        if known is None:
+            return None
+        needed_bytes = max(known.peak_bytes, rung_bytes or 0)
+        return replace(known, schedule=schedule, needed_bytes=needed_bytes)
+
+    def _judged(self, variant: Variant, schedule: Schedule) -> _Option | None:
+        broken = violations(variant.problem.program, schedule.order)
+        if not broken:
+            return self._rated(variant, schedule)
+        complaint = f"{schedule.strategy} made an illegal order and was dropped: {broken[0]}"
+        if complaint not in self.complaints:
+            _log.error("%s: %s", variant.problem.program.name, complaint)
+            self.complaints += (complaint,)
+        return None
+
+    def _rated(self, variant: Variant, schedule: Schedule, *, safe: bool = False) -> _Option:
+        score = self._scores.setdefault(id(variant), Score(variant.problem))
+        index = variant.problem.program.index
+        peak_bytes = score.peak_bytes(index[name] for name in schedule.order)
+        step_us, score_us = score.step_us(schedule.order), score.of(schedule.order)
+        return _Option(variant, schedule, peak_bytes, peak_bytes, score_us, step_us, safe)
+
+    def safe_options(self, variant: Variant) -> list[_Option]:
+        """The order as written, and that of least memory where it holds less."""
+        problem = variant.problem
+        written = self._rated(variant, AsWritten().schedule(problem), safe=True)
+        placement = Placement(problem.dag)
+        room = Room.of(placement)
+        if room.smallest_bytes >= written.peak_bytes:
+            return [written]
+        names = tuple(problem.program.ops[position].name for position in room.order)
+        why = explain(placement, room.order, "least memory, to keep the budget")
+        return [written, self._rated(variant, Schedule("least_memory", names, why), safe=True)]
+
+
+def _why_safe(strategy: Strategy, best: _Option, own: Sequence[_Option], budget_bytes: int | None) -> tuple[str, ...]:
+    """Why none of the strategy's orders was taken."""
+    if isinstance(strategy, AsWritten) or not own:
+        return ()
+    least = min(own, key=lambda option: option.needed_bytes)
+    if budget_bytes is not None and least.needed_bytes > budget_bytes:
+        return (
+            f"{least.schedule.strategy} would reach {format_bytes(least.needed_bytes)}, over the budget of "
+            f"{format_bytes(budget_bytes)}, and was dropped",
+        )
+    if best.schedule.strategy != AsWritten.name:
+        return (f"{least.schedule.strategy} found nothing better than the order of least memory, which is taken",)
+    return (
+        f"{least.schedule.strategy} is predicted at {format_us(least.step_us)}, the order as written at "
+        f"{format_us(best.step_us)}; the order as written is kept",
+    )

@@ -1,0 +1,150 @@
+"""What every registered strategy promises, on random FSDP-like programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlap_pass.cost.hardware import load_hardware
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import OpKind, Program
+from overlap_pass.memory.budget import Absolute, Unlimited
+from overlap_pass.memory.ledger import peak
+from overlap_pass.planning import make_plan
+from overlap_pass.registry import parse, registry
+from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.types import Problem, Strategy
+from overlap_pass.schedule.verify import violations
+from tests.pure.programs import fsdp_programs, priced
+
+ROOT = Path(__file__).parents[2]
+H100 = load_hardware("h100")
+SCALE = 2**20
+BLIND = ("as_written", "backward_post", "backward_pre")
+"""Strategies that do not look at the budget: ``make_plan`` keeps it for them."""
+
+SPECS = [
+    {"local_search": "local_search{evaluations=12}"}.get(name, name)
+    for name in registry().names
+    if name != "exact" or find_spec("ortools") is not None
+]
+every_strategy = pytest.mark.parametrize("strategy", [parse(text) for text in SPECS], ids=lambda s: s.name)
+
+
+def large(program: Program) -> Program:
+    """The program with MiB for bytes and work for its matmuls, so that a real cost model has something to hide."""
+    ops = tuple(
+        replace(
+            op,
+            flops=10**10 if op.kind is OpKind.COMPUTE else 0,
+            read_bytes=op.read_bytes * SCALE,
+            written_bytes=op.written_bytes * SCALE,
+            collective=None
+            if op.collective is None
+            else replace(op.collective, payload_bytes=op.collective.payload_bytes * SCALE),
+        )
+        for op in program.ops
+    )
+    storages = tuple(replace(storage, size_bytes=storage.size_bytes * SCALE) for storage in program.storages)
+    return replace(program, ops=ops, storages=storages)
+
+
+def smallest(program: Program) -> int:
+    return min(Room.of(Placement(build_dag(program))).smallest_bytes, peak(program).peak_bytes)
+
+
+@every_strategy
+@given(data=st.data())
+@settings(max_examples=25)
+def test_the_order_is_legal(strategy: Strategy, data) -> None:
+    program, costs = data.draw(priced())
+    problem = Problem(build_dag(program), costs, data.draw(st.none() | st.integers(0, 200)))
+    assert violations(program, strategy.schedule(problem).order) == ()
+
+
+@pytest.mark.parametrize("strategy", [parse(text) for text in SPECS if text not in BLIND], ids=lambda s: s.name)
+@given(data=st.data())
+@settings(max_examples=25)
+def test_the_peak_keeps_every_budget_that_the_tight_order_keeps(strategy: Strategy, data) -> None:
+    program, costs = data.draw(priced())
+    dag = build_dag(program)
+    budget_bytes = Room.of(Placement(dag)).smallest_bytes + data.draw(st.integers(0, 40))
+    order = strategy.schedule(Problem(dag, costs, budget_bytes)).order
+    assert peak(program, order).peak_bytes <= budget_bytes
+
+
+@every_strategy
+@given(data=st.data())
+@settings(max_examples=15)
+def test_a_plan_is_never_worse_than_as_written_and_keeps_its_budget(strategy: Strategy, data) -> None:
+    program = large(data.draw(fsdp_programs()))
+    budget_bytes = max(peak(program).peak_bytes + data.draw(st.integers(0, 30)) * SCALE, 1)
+    plan = make_plan(program, H100, strategy, Absolute(budget_bytes))
+    assert plan.after.step_us <= plan.before.step_us
+    assert plan.memory_after.peak_bytes <= budget_bytes
+    assert plan.after.step_us >= plan.bound.step_us * (1 - 1e-9)
+
+
+@every_strategy
+@given(data=st.data())
+@settings(max_examples=15)
+def test_more_budget_never_makes_a_longer_step(strategy: Strategy, data) -> None:
+    program = large(data.draw(fsdp_programs()))
+    extra = sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=3)))
+    steps_us = [
+        make_plan(program, H100, strategy, Absolute(max(smallest(program) + more * SCALE, 1))).after.step_us
+        for more in extra
+    ]
+    steps_us.append(make_plan(program, H100, strategy, Unlimited()).after.step_us)
+    assert steps_us == sorted(steps_us, reverse=True)
+
+
+def test_every_hash_seed_gives_the_same_orders() -> None:
+    orders = {seed: _orders(SPECS, seed) for seed in ("0", "1", "2")}
+    assert orders["0"] == orders["1"] == orders["2"]
+    assert len(orders["0"]) == len(SPECS)
+
+
+def _orders(specs: Sequence[str], seed: str) -> list[list[str]]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, *specs], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+    )
+    found: list[list[str]] = json.loads(done.stdout)
+    return found
+
+
+_SCRIPT = """
+import json, sys
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.registry import parse
+from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.types import Problem
+from tests.pure.programs import Builder, prices
+
+build = Builder()
+value = build.input("x", 8)
+returned = []
+for layer in range(6):
+    group = f"g{layer % 2}"
+    shard = build.cast(f"cast{layer}", build.input(f"shard{layer}", 8, held=True), 4)
+    value = build.compute(f"mm{layer}", value, build.wait(f"w{layer}", build.all_gather(f"ag{layer}", shard, 9, group=group)), size_bytes=5)
+    returned.append(build.wait(f"rw{layer}", build.reduce_scatter(f"rs{layer}", build.compute(f"dw{layer}", value, size_bytes=7), 2, group=group)))
+program = build.output(value, *returned)
+costs = prices(program, {op.name: 3.0 + position % 7 for position, op in enumerate(program.ops) if op.name[:2] in ("mm", "ag", "rs", "dw")})
+dag = build_dag(program)
+budget_bytes = Room.of(Placement(dag)).smallest_bytes + 20
+print(json.dumps([parse(text).schedule(Problem(dag, costs, budget_bytes)).order for text in sys.argv[1:]]))
+"""
