@@ -64,6 +64,7 @@ class Transport(enum.StrEnum):
     SWITCH = "switch kernel"
     """NVLink SHARP or CollNet: the switch reduces."""
     SYMMETRIC = "symmetric kernel"
+    PEER = "send and receive kernel"
     COPY_ENGINE = "copy engine"
     KERNEL = "kernel"
     """A kernel whose name does not say."""
@@ -75,6 +76,7 @@ _TRANSPORTS = (
         Transport.SYMMETRIC,
     ),
     (re.compile(r"NVLS|CollNet", re.IGNORECASE), Transport.SWITCH),
+    (re.compile(r"SendRecv", re.IGNORECASE), Transport.PEER),
     (re.compile(r"TREE", re.IGNORECASE), Transport.TREE),
     (re.compile(r"RING", re.IGNORECASE), Transport.RING),
 )

@@ -1,0 +1,129 @@
+"""``overlap-pass analyze``: what any PyTorch trace says about overlap, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlap_pass.errors import OptionError, TraceError
+
+if TYPE_CHECKING:
+    from overlap_pass.report.analysis import AnalysisReport
+    from overlap_pass.traces.capture import Capture
+
+__all__ = ["add_parser", "run"]
+
+_QUIET_S = 2.0
+"""Nothing is said of what takes less."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "analyze",
+        help="say what profiler traces tell about overlap, and what to do",
+        description=(
+            "Read PyTorch profiler traces (.json, .json.gz) of one or many ranks: what is exposed and idle in a step and "
+            "why, and what to do about it."
+        ),
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACE", help="files, globs, or folders of traces of one run")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="write annotations for Perfetto (.json)")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write a log folder for TensorBoard")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from overlap_pass.report import analysis, analysis_terminal
+    from overlap_pass.traces.analyse import analyse
+    from overlap_pass.traces.files import find_traces
+
+    for output in (args.html, args.perfetto):
+        if output is not None and not output.parent.is_dir():
+            raise OptionError(f"{output}: there is no folder {output.parent}")
+    captures = _read(find_traces(args.traces))
+    report = analysis.AnalysisReport.of(analyse(captures))
+    if args.json:
+        sys.stdout.write(analysis.dumps(report))
+    else:
+        width = min(shutil.get_terminal_size((100, 24)).columns, 140)
+        sys.stdout.write(analysis_terminal.render(report, width=width, colour=sys.stdout.isatty()))
+    _write(args, report)
+    return 0
+
+
+def _read(paths: Sequence[Path]) -> list[Capture]:
+    """The traces; of several files those without device events are left out, with a word on stderr."""
+    from overlap_pass.traces.capture import read_trace
+
+    captures: list[Capture] = []
+    refused: list[TraceError] = []
+    sizes = [path.stat().st_size for path in paths]
+    with _progress(sum(sizes)) as show:
+        for position, path in enumerate(paths):
+            before = sum(sizes[:position])
+            try:
+                captures.append(read_trace(path, lambda done, _: show(path.name, before + done)))  # noqa: B023  used at once
+            except TraceError as error:
+                refused.append(error)
+    if not captures:
+        raise refused[0]
+    for reason in refused:
+        print(f"overlap-pass: left out: {' '.join(str(reason).split())}", file=sys.stderr)
+    return captures
+
+
+def _write(args: argparse.Namespace, report: AnalysisReport) -> None:
+    from overlap_pass.report import analysis_html, analysis_perfetto, analysis_tensorboard
+
+    renderers: tuple[tuple[Path | None, Callable[[AnalysisReport], str], str], ...] = (
+        (args.html, analysis_html.render, "open it in a browser"),
+        (args.perfetto, analysis_perfetto.render, "open it in ui.perfetto.dev beside the trace"),
+    )
+    for path, render, hint in renderers:
+        if path is None:
+            continue
+        try:
+            path.write_text(render(report), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"{path}: cannot be written ({error.strerror or error})") from error
+        print(f"{path}: {hint}", file=sys.stderr)
+    if args.tensorboard is not None:
+        analysis_tensorboard.write(report, args.tensorboard)
+        print(f"{args.tensorboard}: tensorboard --logdir {args.tensorboard}", file=sys.stderr)
+
+
+@contextmanager
+def _progress(total_bytes: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar on a terminal, a line every two seconds elsewhere; on stderr, and only once two seconds have passed."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("reading", total=total_bytes)
+    said = time.monotonic()
+
+    def show(name: str, done_bytes: int) -> None:
+        nonlocal said
+        bar.update(task, description=f"reading {name}", completed=done_bytes)
+        if time.monotonic() - said < _QUIET_S:
+            return
+        if console.is_terminal:
+            bar.start()
+            return
+        said = time.monotonic()
+        console.print(f"reading {name}: {100 * done_bytes // max(1, total_bytes)} %", markup=False, soft_wrap=True)
+
+    try:
+        yield show
+    finally:
+        bar.stop()
