@@ -28,7 +28,7 @@ from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.rewrite.partition import partition
 from overlap_pass.spec import spec
 
-__all__ = ["Build", "fake_world", "plan_llama", "plan_model", "trace"]
+__all__ = ["Build", "fake_world", "llama_step", "plan_llama", "plan_model", "trace", "trace_model"]
 
 Report = Callable[[str], None]
 
@@ -98,6 +98,19 @@ def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
+def trace_model(build: Build, *, world_size: int, progress: Report = lambda _: None) -> tuple[Program, ...]:
+    """Forward and backward program of one training step on ``world_size`` ranks; arguments and errors as below."""
+    if world_size < 2:
+        raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
+    with fake_world(world_size):
+        progress(f"tracing on {world_size} ranks")
+        mesh = init_device_mesh("cpu", (world_size,))
+        # Constants that decompositions lift into the graph are real tensors.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model, inputs = build(mesh)
+            return trace(make_traceable(model), inputs)
+
+
 def plan_model(
     build: Build,
     *,
@@ -124,18 +137,9 @@ def plan_model(
         InfeasibleBudget: the budget is below what the step needs.
     """
     config = Config.from_options(options)
-    if world_size < 2:
-        raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
     hardware = config.hardware_for(None)
-    with fake_world(world_size):
-        progress(f"tracing on {world_size} ranks")
-        mesh = init_device_mesh("cpu", (world_size,))
-        # Constants that decompositions lift into the graph are real tensors.
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            model, inputs = build(mesh)
-            programs = trace(make_traceable(model), inputs)
     plans = []
-    for program in programs:
+    for program in trace_model(build, world_size=world_size, progress=progress):
         progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
         plans.append(make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce))
     found = (
@@ -163,17 +167,9 @@ def plan_llama(
     Args:
         tokens: tokens per rank and step, in sequences of at most 4096.
     """
-    shape = llama.preset(preset)
-    length = min(tokens, 4096, shape.max_tokens)
-
-    def build(mesh: DeviceMesh) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        batch = torch.zeros((max(tokens // length, 1), length), dtype=torch.long)
-        return llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=policy), (batch, batch)
-
     hardware = Config.from_options(options).hardware_for(None)
     return plan_model(
-        build,
+        llama_step(preset, tokens),
         world_size=world_size,
         options=options,
         title=f"{preset} on {world_size} × {hardware.name}",
@@ -184,3 +180,25 @@ def plan_llama(
         ),
         progress=progress,
     )
+
+
+def llama_step(preset: str, tokens: int) -> Build:
+    """Builds a preset of ``profiling.llama`` with FSDP over all ranks, and its inputs.
+
+    Parameters are fp32 shards, computed with in bf16, gradients reduced in fp32.
+
+    Args:
+        tokens: tokens per rank and step, in sequences of at most 4096.
+
+    Raises:
+        OptionError: unknown preset.
+    """
+    shape = llama.preset(preset)
+    length = min(tokens, 4096, shape.max_tokens)
+
+    def build(mesh: DeviceMesh) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        batch = torch.zeros((max(tokens // length, 1), length), dtype=torch.long)
+        return llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=policy), (batch, batch)
+
+    return build

@@ -42,7 +42,8 @@ def _activation(op: OpNode) -> bool:
 
 
 def _permutation(program: Program, order: tuple[str, ...]) -> list[str]:
-    missing = [name for name in program.order if name not in set(order)]
+    present = set(order)
+    missing = [name for name in program.order if name not in present]
     if missing:
         return [f"ops lost: {', '.join(missing[:_SHOWN])}"]
     if len(order) != len(program.ops):
