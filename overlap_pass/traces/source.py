@@ -16,6 +16,7 @@ Progress = Callable[[int, int], None]
 """Called now and then with bytes of the file read, and its size."""
 
 _PIECE_BYTES = 4 << 20
+_CRUMB_BYTES = 16
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -72,18 +73,29 @@ class Source:
         """``gzip`` raises at the end of a cut file and keeps what it had read of the last piece; this gives it."""
         inflater, under_way = zlib.decompressobj(wbits=31), False
         for content in raw:
-            try:
-                while content:
+            while content:
+                before = inflater.copy()
+                try:
                     yield inflater.decompress(content, _PIECE_BYTES)
-                    under_way = not inflater.eof
-                    content = inflater.unconsumed_tail
-                    if inflater.eof:
-                        # Another member may follow; what is no member is padding.
-                        content = inflater.unused_data.lstrip(b"\0")
-                        inflater = zlib.decompressobj(wbits=31)
-            except zlib.error as error:
-                self.damage = f"the gzip data are damaged ({error})"
-                return
+                except zlib.error as error:
+                    self.damage = f"the gzip data are damaged ({error})"
+                    yield from _crumbs(before, content)
+                    return
+                under_way = not inflater.eof
+                content = inflater.unconsumed_tail
+                if inflater.eof:
+                    # Another member may follow; what is no member is padding.
+                    content = inflater.unused_data.lstrip(b"\0")
+                    inflater = zlib.decompressobj(wbits=31)
         yield inflater.flush()
         if under_way:
             self.damage = "the gzip file was not written to its end"
+
+
+def _crumbs(inflater: zlib._Decompress, content: bytes) -> Iterator[bytes]:
+    """What comes before the break: a call that fails gives nothing, so the last stretch is unpacked in small ones."""
+    for start in range(0, len(content), _CRUMB_BYTES):
+        try:
+            yield inflater.decompress(content[start : start + _CRUMB_BYTES])
+        except zlib.error:
+            return

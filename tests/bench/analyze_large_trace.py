@@ -1,0 +1,141 @@
+"""How long and how much memory ``overlap-pass analyze`` needs for a large trace; not a test, run by hand.
+
+    python tests/bench/analyze_large_trace.py --megabytes 1000 [--keep trace.json] [--holistic]
+
+Writes a trace like those of an eager FSDP2 run with stacks, analyzes it in a process of its own and prints the figures.
+``--holistic`` analyzes the same file with Holistic Trace Analysis (PyPI ``traceinsight``) too, where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_STEP_US = 200_000
+_LAYERS = 32
+_OPS = 60
+
+_ANALYZE = "from overlap_pass.cli.main import main; raise SystemExit(main(['analyze', {path!r}]))"
+_HOLISTIC = """
+from hta.trace_analysis import TraceAnalysis
+analysis = TraceAnalysis(trace_files={{0: {path!r}}})
+print(analysis.get_comm_comp_overlap(visualize=False))
+print(analysis.get_temporal_breakdown(visualize=False))
+"""
+_MEASURED = "\nimport resource, sys; sys.stderr.write(f'\\nPEAK {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}')"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--keep", type=Path, help="write the trace here and leave it")
+    parser.add_argument("--holistic", action="store_true")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.keep or Path(folder) / "rank0.json"
+        if not path.exists():
+            _write(path, args.megabytes * 1_000_000)
+        print(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
+        _measure("overlap-pass", _ANALYZE.replace("raise SystemExit", "print").format(path=str(path)))
+        if args.holistic:
+            _measure("holistic", _HOLISTIC.format(path=str(path)))
+
+
+def _measure(name: str, program: str) -> None:
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program + _MEASURED], capture_output=True, text=True, check=False)
+    took_s = time.perf_counter() - began
+    peak = done.stderr.rpartition("PEAK ")[2]
+    memory = f"{int(peak) / 1024:.0f} MiB" if peak.isdigit() else f"failed: {done.stderr[-400:]}"
+    print(f"{name}: {took_s:.1f} s, {memory}")
+
+
+def _write(path: Path, size_bytes: int) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8},\n')
+        file.write('  "traceEvents": [\n')
+        step = 0
+        while file.tell() < size_bytes:
+            file.write(",\n".join(_step(step)))
+            step += 1
+            file.write("\n" if file.tell() >= size_bytes else ",\n")
+        file.write('  ],\n  "baseTimeNanoseconds": 1719853884000000000\n}')
+
+
+def _step(step: int) -> Iterator[str]:
+    begin = 4_458_676_000_000 + step * _STEP_US
+    yield _event("user_annotation", f"ProfilerStep#{step}", begin, _STEP_US, "")
+    slot = _STEP_US // (_LAYERS * _OPS)
+    for layer in range(_LAYERS):
+        at = begin + layer * _OPS * slot
+        for op in range(_OPS):
+            yield from _op(step, layer, op, at + op * slot, slot)
+
+
+def _op(step: int, layer: int, op: int, at: int, slot: int) -> Iterator[str]:
+    correlation = 1 + op + _OPS * (layer + _LAYERS * step)
+    gathers = op == 0
+    for depth, name in enumerate(
+        (
+            "train.py(42): step",
+            "torch/nn/modules/module.py(1776): _call_impl",
+            "torch/nn/modules/linear.py(130): forward",
+        )
+    ):
+        yield _event(
+            "python_function",
+            name,
+            at,
+            slot - 1,
+            f'"Python id": {correlation + depth}, "Python parent id": {correlation}',
+        )
+    name = f"FSDP::all_gather (layers.{layer})" if gathers else "aten::linear"
+    yield _event(
+        "user_annotation" if gathers else "cpu_op",
+        name,
+        at + 1,
+        slot // 2,
+        f'"External id": {correlation}, "Sequence number": {op}, "Fwd thread id": 0',
+    )
+    for inner in ("aten::t", "aten::transpose", "c10d::_allgather_base_" if gathers else "aten::addmm"):
+        yield _event(
+            "cpu_op",
+            inner,
+            at + 2,
+            slot // 4,
+            f'"External id": {correlation}, "Record function id": 0, "Input Dims": [[4096, 4096], [4096, 16384], []]',
+        )
+    yield _event(
+        "cuda_runtime",
+        "cudaLaunchKernelExC",
+        at + 3,
+        5,
+        f'"External id": {correlation}, "cbid": 211, "correlation": {correlation}',
+    )
+    yield f'  {{\n    "ph": "s", "id": {correlation}, "pid": 100, "tid": 100, "ts": {at + 3}.000,\n    "cat": "ac2g", "name": "ac2g"\n  }}'
+    kernel = (
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+        if gathers
+        else "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+    )
+    stream, length = (22, 8 * slot) if gathers else (7, slot - 3)
+    details = f'"External id": {correlation}, "queued": 0, "device": 0, "context": 1, "stream": {stream}, "correlation": {correlation}, "registers per thread": 96, "shared memory": 87568, "grid": [132, 1, 1], "block": [384, 1, 1]'
+    if gathers:
+        details += ', "Collective name": "_allgather_base", "In msg nelems": 6637568, "Out msg nelems": 13275136, "dtype": "BFloat16", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"'
+    yield _event("kernel", kernel, at + slot, length, details, (0, stream))
+
+
+def _event(category: str, name: str, start: int, length: int, args: str, place: tuple[int, int] = (100, 100)) -> str:
+    return (
+        f'  {{\n    "ph": "X", "cat": "{category}", "name": "{name}", "pid": {place[0]}, "tid": {place[1]},\n'
+        f'    "ts": {start}.125, "dur": {length}.250,\n    "args": {{\n      {args}\n    }}\n  }}'
+    )
+
+
+if __name__ == "__main__":
+    main()
