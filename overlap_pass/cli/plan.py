@@ -1,0 +1,69 @@
+"""``overlap-pass plan``: what the schedule would give, for a model and a cluster that need not be there."""
+
+from __future__ import annotations
+
+import argparse
+
+from overlap_pass.cli.planned import add_model, add_output, check_output, colour, config_of, width
+from overlap_pass.errors import OptionError
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "plan",
+        help="plan a model on a cluster that need not be there (no GPU needed)",
+        description=(
+            "Trace forward and backward of a model with a fake process group, plan both, and show the predicted step "
+            "as written and as scheduled, with its memory and its distance from the bound."
+        ),
+    )
+    add_model(parser)
+    parser.add_argument("--world", type=int, default=8, help="ranks (%(default)s)")
+    parser.add_argument("--tokens", type=int, help="tokens per rank and step (presets: 8192)")
+    parser.add_argument("--budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'")
+    add_output(parser, "page to write: .html with both timelines, or .json")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    check_output(args.output, (".html", ".json"))
+    config = config_of(args, args.budget)
+    if args.tokens is not None and args.tokens < 1:
+        raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
+    from overlap_pass.cli.progress import Progress
+    from overlap_pass.profiling.target import build_of
+    from overlap_pass.profiling.trace_plan import plan_model
+    from overlap_pass.report import jsonfile, terminal
+    from overlap_pass.report.from_plans import write
+
+    hardware = config.hardware_for(None)
+    with Progress() as progress:
+        comparison = plan_model(
+            build_of(args.model, tokens=args.tokens),
+            world_size=args.world,
+            options={
+                "strategy": config.strategy,
+                "memory_budget": config.memory_budget,
+                "hardware": hardware,
+                "coalesce": config.coalesce,
+            },
+            title=f"{args.model} on {args.world} × {hardware.name}",
+            setting=_setting(args),
+            progress=progress.show,
+        )
+    if args.output is not None:
+        write(comparison, args.output)
+    print(
+        jsonfile.dumps(comparison).rstrip()
+        if args.json
+        else terminal.render(comparison, width=width(), colour=colour()).strip("\n")
+    )
+    return 0
+
+
+def _setting(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    tokens = 8192 if args.tokens is None and ":" not in args.model else args.tokens
+    named = () if tokens is None else (("tokens per rank", str(tokens)),)
+    return (("model", f"{args.model}, forward + backward"), *named)

@@ -1,0 +1,79 @@
+"""What ``plan``, ``sweep`` and ``strategies`` share: which model, on what, within how much memory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlap_pass.errors import OptionError
+
+if TYPE_CHECKING:
+    from overlap_pass.config import Config
+    from overlap_pass.graph.program import Program
+
+__all__ = ["add_model", "add_output", "check_output", "colour", "config_of", "traced", "width"]
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """``--model``, ``--gpu`` and the options of the backend that matter to a plan."""
+    parser.add_argument(
+        "--model",
+        default="llama3-8b",
+        metavar="MODEL",
+        help="a preset (bench-1b, bench-2b, llama3-8b), package.module:build or file.py:build (%(default)s)",
+    )
+    parser.add_argument("--gpu", default="h100", help="hardware name or TOML file (%(default)s)")
+    parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
+    parser.add_argument("--coalesce", help="'auto', 'off' or bytes of a coalesced launch")
+
+
+def add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--output", type=Path, help=f"{what}")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+
+
+def config_of(args: argparse.Namespace, budget: str | None) -> Config:
+    """The backend's options, checked."""
+    from overlap_pass.config import Config
+
+    options = {
+        "strategy": getattr(args, "strategy", None),
+        "memory_budget": budget,
+        "hardware": args.gpu,
+        "coalesce": args.coalesce,
+    }
+    return Config.from_options(options)
+
+
+def check_output(path: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse a page that cannot be written before minutes are spent on it."""
+    if path is None:
+        return
+    if path.suffix not in suffixes:
+        raise OptionError(f"--output={path} must end in {' or '.join(suffixes)}")
+    if not path.absolute().parent.is_dir():
+        raise OptionError(f"--output={path}: the folder {path.absolute().parent} does not exist")
+
+
+def traced(model: str, world_size: int, tokens: int | None, progress: Any) -> tuple[Program, ...]:
+    """Forward and backward of the model; imports torch."""
+    from overlap_pass.profiling.target import build_of
+    from overlap_pass.profiling.trace_plan import trace_model
+
+    programs: tuple[Program, ...] = trace_model(
+        build_of(model, tokens=tokens), world_size=world_size, progress=progress.show
+    )
+    return programs
+
+
+def colour() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def width() -> int:
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)

@@ -1,0 +1,72 @@
+"""Strategies side by side, for the terminal and as JSON."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from overlap_pass.report.table import NOT_KNOWN
+from overlap_pass.units import format_bytes, format_us
+
+__all__ = ["Row", "render"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one strategy makes of a step.
+
+    Attributes:
+        strategy: its spec.
+        step_us, exposed_us, peak_bytes, gap_percent: of the plan, all graphs together; ``None`` if it made none.
+        planning_s: time of planning, tracing left out.
+        refused: why it made none.
+    """
+
+    strategy: str
+    step_us: float | None = None
+    exposed_us: float | None = None
+    peak_bytes: int | None = None
+    gap_percent: float | None = None
+    planning_s: float = 0.0
+    refused: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def render(title: str, rows: Sequence[Row], *, width: int = 100, colour: bool = False) -> str:
+    """The table as text, the shortest step in bold; refusals as lines below it."""
+    output = io.StringIO()
+    console = Console(
+        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=Text(title), title_justify="left")
+    table.add_column("strategy", no_wrap=True)
+    for heading in ("step", "exposed", "peak", "gap to bound", "planning"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best_us = min((row.step_us for row in rows if row.step_us is not None), default=None)
+    for row in rows:
+        style = "bold" if row.step_us is not None and row.step_us == best_us else ""
+        table.add_row(Text(row.strategy), *_cells(row), style=style)
+    console.print(table)
+    for row in rows:
+        if row.refused:
+            console.print(Text(f"{row.strategy}: {row.refused}"))
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        NOT_KNOWN if row.step_us is None else format_us(row.step_us),
+        NOT_KNOWN if row.exposed_us is None else format_us(row.exposed_us, like_us=row.step_us),
+        NOT_KNOWN if row.peak_bytes is None else format_bytes(row.peak_bytes),
+        NOT_KNOWN if row.gap_percent is None else f"{row.gap_percent:.1f} %",
+        f"{row.planning_s:.1f} s",
+    )

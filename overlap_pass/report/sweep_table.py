@@ -1,0 +1,64 @@
+"""A sweep for the terminal: a row for each plan, then the crossovers."""
+
+from __future__ import annotations
+
+import io
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from overlap_pass.report.sweep import HIDDEN_PERCENT, Point, Sweep
+from overlap_pass.units import format_bytes, format_us
+
+__all__ = ["HEADINGS", "cells", "render"]
+
+HEADINGS = (
+    "tokens",
+    "ranks",
+    "budget",
+    "step as written",
+    "scheduled",
+    "exposed as written",
+    "scheduled",
+    "peak",
+    "gap",
+)
+
+
+def render(sweep: Sweep, *, width: int = 100, colour: bool = False) -> str:
+    """The table as text, ending in a newline."""
+    output = io.StringIO()
+    console = Console(
+        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
+    )
+    console.print(Text(sweep.title, style="bold"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "budget" else "right")
+    for series in sweep.series:
+        for point in series.points:
+            table.add_row(*map(Text, cells(point)))
+    console.print(table)
+    for series in sweep.series:
+        console.print(Text(series.verdict))
+    console.print(Text(f"Hidden: at most {HIDDEN_PERCENT:g} % of the step is exposed. Predicted.", style="dim"))
+    for what, why in sweep.refused:
+        console.print(Text(f"{what}: {why}"))
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+
+
+def cells(point: Point) -> tuple[str, ...]:
+    """One row, as spelled in the terminal and on the page."""
+    return (
+        str(point.tokens),
+        str(point.world_size),
+        point.budget,
+        format_us(point.written_us),
+        format_us(point.step_us, like_us=point.written_us),
+        f"{point.written_exposed_percent:.1f} %",
+        f"{point.exposed_percent:.1f} %",
+        format_bytes(point.peak_bytes),
+        f"{point.gap_percent:.1f} %",
+    )
