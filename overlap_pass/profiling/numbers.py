@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch._inductor.config as inductor_config
 from torch.distributed.tensor import DTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from overlap_pass.profiling.workload import Workload
 from overlap_pass.report.verification import Agreement
@@ -30,21 +31,22 @@ class Numbers:
 def reproducible() -> Iterator[None]:
     """Whatever is built and run in here gives the same bits every time.
 
-    Two sources of noise have nothing to do with the schedule and are shut off: kernels that add with atomics (attention
-    and embedding backward), and Inductor's choice among kernel configurations by stopwatch, which changes the order of
-    additions from one compilation to the next.
+    Three sources of noise have nothing to do with the schedule and are shut off: kernels that add with atomics where torch
+    has others (embedding backward, flash attention backward), cuDNN's and the memory-efficient attention, whose
+    backward has no deterministic form (seen on H200: it differs from itself from run to run), and Inductor's choice
+    among kernel configurations by stopwatch, which changes the order of additions from one compilation to the next.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with inductor_config.patch(deterministic=True):
+        with inductor_config.patch(deterministic=True), sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
             yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def numbers(workload: Workload) -> Numbers:
-    """Run the first steps of a fresh workload and keep what they return."""
+    """Run two steps of a workload and keep what they return."""
     losses = tuple(workload().detach().float().cpu() for _ in range(_STEPS))
     gradients = {
         _plain_name(name): _local(parameter.grad).detach().cpu()

@@ -87,6 +87,7 @@ def verify(
             reserved_bytes=entry.reserved_bytes,
             agreement=bench.compare(variant, variants[0]),
             bitwise=variant.bitwise_with in {other.name for other in variants},
+            noise=bench.noise[bench.reference_of(variant, variants[0])],
         )
         for variant, entry, taken, side in zip(variants, bench.entries, samples, sides, strict=True)
     )
@@ -127,12 +128,18 @@ class _Bench:
         self.device, self.effort, self.progress = device, effort, progress
         self.entries: list[_Entry] = []
         self.numbers: dict[str, Numbers] = {}
+        self.noise: dict[str, float] = {}  # how much each system differs from itself, run twice
 
     def take_numbers(self, variant: Variant, make_step: MakeStep) -> None:
         """Losses and gradients of a build of its own, by deterministic kernels; nothing of it stays."""
         self.progress(f"{variant.name}: losses and gradients, by deterministic kernels")
         with reproducible():
-            self.numbers[variant.name] = numbers(_build(variant, make_step))
+            workload = _build(variant, make_step)
+            found = numbers(workload)
+            again = agreement(variant.name, found, numbers(workload))
+        self.numbers[variant.name] = found
+        self.noise[variant.name] = again.worst_relative or 0.0
+        del workload
         torch._dynamo.reset()
         _release()
 
@@ -179,9 +186,12 @@ class _Bench:
         return sides
 
     def compare(self, variant: Variant, reference: Variant) -> Agreement | None:
-        found = self.numbers
-        name = variant.bitwise_with if variant.bitwise_with in found else reference.name
+        found, name = self.numbers, self.reference_of(variant, reference)
         return None if name == variant.name else agreement(name, found[name], found[variant.name])
+
+    def reference_of(self, variant: Variant, reference: Variant) -> str:
+        """The system whose numbers a variant is held against."""
+        return variant.bitwise_with if variant.bitwise_with in self.numbers else reference.name
 
 
 def _build(variant: Variant, make_step: MakeStep) -> Workload:

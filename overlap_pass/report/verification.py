@@ -15,6 +15,8 @@ __all__ = ["SCHEMA", "Agreement", "Measured", "Verification"]
 
 SCHEMA = "overlap-pass/verification/1"
 
+NOISE_FACTOR = 3.0
+
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
@@ -51,6 +53,9 @@ class Measured:
         peak_bytes, reserved_bytes: peak allocated, and reserved by the caching allocator, on this rank.
         agreement: numbers against its reference; ``None`` for the reference itself.
         bitwise: the agreement is required to be exact (same lowering, same order of additions).
+        noise: ``worst_relative`` of the reference against itself, run twice; 0.0 where it repeats bit for bit. Where it
+            does not, nothing can be asked to equal it bit for bit, and ``bitwise`` asks for an agreement within
+            :data:`NOISE_FACTOR` times the noise.
         side: a typical profiled step with its overlap figures; ``None`` if nothing was profiled.
     """
 
@@ -61,6 +66,7 @@ class Measured:
     agreement: Agreement | None
     bitwise: bool
     side: Side | None
+    noise: float = 0.0
 
     @property
     def median_us(self) -> float:
@@ -74,8 +80,11 @@ class Measured:
 
     @property
     def wrong(self) -> bool:
-        """Numbers differ where they must not."""
-        return self.bitwise and self.agreement is not None and not self.agreement.exact
+        """Numbers differ where they must not, beyond what the reference differs from itself."""
+        found = self.agreement
+        if not self.bitwise or found is None or found.exact:
+            return False
+        return found.worst_relative is None or found.worst_relative > NOISE_FACTOR * self.noise
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -86,6 +95,7 @@ class Measured:
             "peak_bytes": self.peak_bytes,
             "reserved_bytes": self.reserved_bytes,
             "bitwise_required": self.bitwise,
+            "reference_noise": self.noise,
             "agreement": None if self.agreement is None else asdict(self.agreement),
             "profiled": None if self.side is None else self.side.stats.to_json(),
         }
@@ -135,7 +145,9 @@ class Verification:
         if ours.wrong and ours.agreement is not None:
             return f"DO NOT USE: numbers differ from {ours.agreement.reference}, which must be equal bit for bit."
         if self.keep:
-            return f"Keep the schedule: {times}, {change:.1f} % faster, numbers as required."
+            equal = ours.agreement is not None and ours.agreement.exact
+            numbers = "numbers equal bit for bit" if equal else "numbers as close as they can be asked to be"
+            return f"Keep the schedule: {times}, {change:.1f} % faster, {numbers}."
         if change > 0:
             return f"No clear gain: {times}, {change:.1f} % faster, within the spread."
         return f"Keep {best.name}: {times}, {-change:.1f} % slower."

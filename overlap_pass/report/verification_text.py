@@ -66,4 +66,4 @@ def _numbers(system: Measured) -> str:
     if found.exact:
         return f"= {found.reference}"
     error = "missing" if found.worst_relative is None else f"{found.worst_relative:.1e}"
-    return f"{'WRONG ' if system.bitwise else ''}±{error} {found.reference}"
+    return f"{'WRONG ' if system.wrong else ''}±{error} {found.reference}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_a_step_that_is_faster_beyond_the_spread_is_kept() -> None:
     found = verification(BASELINE, measured("overlap", 100, 101, 102, 103, bitwise=True))
     assert found.keep
     assert found.verdict == (
-        "Keep the schedule: 101.5 ms a step against 111.5 ms of as-written, 9.0 % faster, numbers as required."
+        "Keep the schedule: 101.5 ms a step against 111.5 ms of as-written, 9.0 % faster, numbers equal bit for bit."
     )
 
 
@@ -58,6 +59,16 @@ def test_wrong_numbers_outweigh_any_speed() -> None:
     found = verification(BASELINE, measured("overlap", 50, 51, 52, 53, agreement=WRONG, bitwise=True))
     assert not found.keep
     assert found.verdict == "DO NOT USE: numbers differ from as-written, which must be equal bit for bit."
+
+
+def test_numbers_within_the_references_own_noise_are_not_wrong() -> None:
+    """The reference differs from itself by 1e-3 from run to run: a difference of 1e-3 shows nothing, one of 1e-2 does."""
+    noisy = replace(measured("overlap", 100, 101, 102, 103, agreement=WRONG, bitwise=True), noise=1e-3)
+    found = verification(BASELINE, noisy)
+    assert found.keep
+    assert found.verdict.endswith("numbers as close as they can be asked to be.")
+    beyond = replace(noisy, agreement=replace(WRONG, worst_relative=1e-2))
+    assert verification(BASELINE, beyond).verdict.startswith("DO NOT USE")
 
 
 def test_numbers_that_need_not_be_equal_do_not_stop_it() -> None:
