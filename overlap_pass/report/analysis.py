@@ -19,6 +19,7 @@ from overlap_pass.traces.figures import Analysis, CollectiveFigures, Coverage, D
 __all__ = ["SCHEMA", "AnalysisReport", "dumps", "part", "residual_ns"]
 
 SCHEMA = "overlap-pass/analysis/1"
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,13 @@ def _verdict(analysis: Analysis, findings: tuple[Finding, ...]) -> str:
 
 
 def _notes(analysis: Analysis) -> Iterator[str]:
+    holders: dict[str, list[str]] = {}
     for device in analysis.devices:
-        yield from (f"{device.label}: {note}" for note in _device_notes(device))
+        for note in _device_notes(device):
+            holders.setdefault(note, []).append(device.label)
+    for note, labels in holders.items():
+        who = ", ".join(labels) if len(labels) <= _MOST_NAMED else f"{len(labels)} devices"
+        yield f"{who}: {note}"
     if analysis.late_ns is None:
         if any(device.step.collectives for device in analysis.devices):
             yield (

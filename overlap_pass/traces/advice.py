@@ -214,7 +214,7 @@ def _blocked(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
             continue
         worst = max(rows, key=lambda row: row.blocked_ns)
         evidence = (
-            f"kernels that were launched waited {_time(blocked_ns)} for {len(rows)} {name}s",
+            f"kernels that were launched waited {_time(blocked_ns)} for {len(rows)} {name}{'s' * (len(rows) != 1)}",
             f"the worst: {worst.stats.unit or worst.stats.name[:60]}, exposed {_time(worst.stats.exposed_ns)} of "
             f"{_time(worst.stats.duration_ns)}",
             f"another order could save {_time(reorder_bound_ns(device))} of the step at the very most",

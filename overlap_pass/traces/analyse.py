@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
@@ -13,8 +14,8 @@ from overlap_pass.timeline.intervals import Cover, Interval, difference, interse
 from overlap_pass.timeline.spans import Span, SpanKind
 from overlap_pass.timeline.stats import CollectiveStats, exposed_intervals, measure
 from overlap_pass.traces.activity import Activities
-from overlap_pass.traces.capture import Capture, events_within, place_of, timeline
-from overlap_pass.traces.causes import Causes, ExposedCause, find_causes
+from overlap_pass.traces.capture import Capture, EventIndex, place_of, timeline
+from overlap_pass.traces.causes import Causes, ExposedCause, IdleCause, find_causes
 from overlap_pass.traces.collectives import Match, Transport
 from overlap_pass.traces.figures import (
     Analysis,
@@ -41,6 +42,17 @@ class _Device:
     events: tuple[DeviceEvent, ...]
     windows: tuple[Step, ...]
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """What is known of one device over the whole file, ready to be asked for one step."""
+
+    events: EventIndex
+    causes: Causes
+    exposed: Mapping[ExposedCause, Cover]
+    idle: Mapping[IdleCause, Cover]
+    launches: Mapping[bool, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +122,8 @@ def _collectives(device: _Device) -> list[DeviceEvent]:
 def _seen(device: _Device, event: DeviceEvent) -> RankCollective:
     start_ns = event.span.start_ns
     steps = device.windows if not device.whole else ()
-    step = next((step.number for step in steps if step.start_ns <= start_ns < step.end_ns), None)
+    position = bisect_right(steps, start_ns, key=lambda step: step.start_ns) - 1
+    step = steps[position].number if position >= 0 and start_ns < steps[position].end_ns else None
     epoch_ns = device.capture.epoch_ns
     return RankCollective(step, event.match or Match("", "", None), start_ns + epoch_ns, event.span.end_ns + epoch_ns)
 
@@ -136,8 +149,14 @@ def _figures(device: _Device, waiting: _Waiting) -> DeviceFigures:
     first_ns = min(device.windows[0].start_ns, events[0].span.start_ns)
     last_ns = max(event.span.end_ns for event in events)
     causes = find_causes(events, (first_ns, last_ns), Activities(capture.file))
-    launches = _launch_times(device)
-    steps = tuple(_step(device, step, causes, waiting, launches) for step in device.windows)
+    times = _Times(
+        EventIndex(events),
+        causes,
+        {cause: Cover(parts) for cause, parts in causes.exposed.items()},
+        {cause: Cover(parts) for cause, parts in causes.idle.items()},
+        _launch_times(device),
+    )
+    steps = tuple(_step(device, step, times, waiting) for step in device.windows)
     collectives = _collectives(device)
     return DeviceFigures(
         label=place_of(capture, device.number),
@@ -201,19 +220,20 @@ def _launch_times(device: _Device) -> dict[bool, list[int]]:
     return {linked: sorted(times) for linked, times in found.items()}
 
 
-def _step(
-    device: _Device, step: Step, causes: Causes, waiting: _Waiting, launches: dict[bool, list[int]]
-) -> StepFigures:
+def _step(device: _Device, step: Step, times: _Times, waiting: _Waiting) -> StepFigures:
     window = step.start_ns, step.end_ns
-    cut = events_within(device.events, device.number, *window)
+    cut = times.events.within(*window)
     name = "whole trace" if device.whole else f"step {step.number}"
     line = timeline(f"{place_of(device.capture, device.number)}, {name}", window[1] - window[0], cut)
     stats = measure(line)
     exposed = exposed_intervals(line)
     waits = shifted(union(waiting.part_of(event) for _, event in cut), window)
-    blocked = shifted(causes.exposed[ExposedCause.BLOCKED], window)
+    blocked = shifted(times.causes.exposed[ExposedCause.BLOCKED], window)
     copies = union((span.start_ns, span.end_ns) for span, _ in cut if span.kind is SpanKind.COPY)
-    launched = {linked: _count(times, step.cpu_start_ns, step.cpu_end_ns) for linked, times in launches.items()}
+    launched = {
+        linked: bisect_left(at, step.cpu_end_ns) - bisect_left(at, step.cpu_start_ns)
+        for linked, at in times.launches.items()
+    }
     return StepFigures(
         number=None if device.whole else step.number,
         start_ns=step.start_ns,
@@ -222,17 +242,17 @@ def _step(
         counts=step.counts,
         timeline=line,
         stats=stats,
-        exposed={cause: Cover(times).within_ns(*window) for cause, times in causes.exposed.items()},
-        idle={cause: Cover(times).within_ns(*window) for cause, times in causes.idle.items()},
+        exposed={cause: cover.within_ns(*window) for cause, cover in times.exposed.items()},
+        idle={cause: cover.within_ns(*window) for cause, cover in times.idle.items()},
         exposed_wait_ns=None if waiting.alone else total_ns(intersection(exposed, waits)),
         wait_ns=None if waiting.alone else total_ns(waits),
         reorderable_ns=total_ns(difference(intersection(blocked, _movable(cut)), waits)),
         helper_ns=total_ns(union((span.start_ns, span.end_ns) for span, event in cut if event.helper)),
         copies_hide_ns=total_ns(intersection(exposed, copies)),
         exposed_parts=tuple(exposed),
-        late_parts=tuple(shifted(causes.exposed[ExposedCause.LATE], window)),
-        collectives=_collective_figures(cut, stats.per_collective, causes, window, waiting),
-        syncs=_syncs(causes, window),
+        late_parts=tuple(shifted(times.causes.exposed[ExposedCause.LATE], window)),
+        collectives=_collective_figures(cut, stats.per_collective, times.causes, window, waiting),
+        syncs=_syncs(times.causes, window),
         launches=None if device.whole else sum(launched.values()),
         missing=launched[False],
     )
@@ -290,8 +310,6 @@ def _syncs(causes: Causes, window: Interval) -> tuple[SyncFigures, ...]:
 
 def shifted(times: Sequence[Interval], window: Interval) -> list[Interval]:
     """What of a set lies in a window, counted from its start."""
-    return [(start - window[0], end - window[0]) for start, end in intersection(times, [window])]
-
-
-def _count(times: Sequence[int], start_ns: int, end_ns: int) -> int:
-    return sum(start_ns <= time < end_ns for time in times)
+    first = bisect_right(times, window[0], key=lambda interval: interval[1])
+    last = bisect_left(times, window[1], key=lambda interval: interval[0])
+    return [(start - window[0], end - window[0]) for start, end in intersection(times[first:last], [window])]

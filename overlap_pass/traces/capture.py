@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from overlap_pass.errors import TraceError
@@ -15,7 +17,7 @@ from overlap_pass.traces.repairs import Repairs, repair
 from overlap_pass.traces.source import Progress
 from overlap_pass.traces.steps import Step, device_steps, without_device_events
 
-__all__ = ["Capture", "events_within", "place_of", "read_trace", "timeline", "timeline_of", "timelines", "whole"]
+__all__ = ["Capture", "EventIndex", "place_of", "read_trace", "timeline", "timeline_of", "timelines", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ def timelines(capture: Capture) -> tuple[Timeline, ...]:
 def timeline_of(capture: Capture, step: Step) -> Timeline:
     """The timeline of one step, partial or not."""
     label = f"{place_of(capture, step.device)}, step {step.number}"
-    cut = events_within(capture.events, step.device, step.start_ns, step.end_ns)
+    cut = _index(capture, step.device).within(step.start_ns, step.end_ns)
     return timeline(f"{label} (partial)" if step.partial else label, step.end_ns - step.start_ns, cut)
 
 
@@ -132,32 +134,44 @@ def whole(capture: Capture, device: int | None = None) -> Timeline:
     device = capture.devices[0] if device is None else device
     spans = [event.span for event in capture.events if event.device == device]
     start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
-    cut = events_within(capture.events, device, start_ns, end_ns)
+    cut = _index(capture, device).within(start_ns, end_ns)
     return timeline(f"{place_of(capture, device)}, whole trace", end_ns - start_ns, cut)
 
 
 def timeline(label: str, window_ns: int, cut: Iterable[tuple[Span, DeviceEvent]]) -> Timeline:
-    """What :func:`events_within` gave, as a timeline."""
+    """What :meth:`EventIndex.within` gave, as a timeline."""
     return Timeline(label, window_ns, tuple(span for span, _ in cut), predicted=False)
 
 
-def events_within(
-    events: Iterable[DeviceEvent], device: int, start_ns: int, end_ns: int
-) -> list[tuple[Span, DeviceEvent]]:
-    """What a device ran in a window, with the part of it that lies there, from the window's start; in the timeline's
-    order."""
-    inside = (
-        (_part(event.span, start_ns, end_ns), event)
-        for event in events
-        if event.device == device and event.span.start_ns < end_ns and event.span.end_ns > start_ns
-    )
-    return sorted(inside, key=lambda pair: (pair[0].start_ns, pair[0].lane, pair[0].name))
+class EventIndex:
+    """The events of one device, found by time."""
+
+    def __init__(self, events: Iterable[DeviceEvent]) -> None:
+        """``events`` sorted by start."""
+        self._events = tuple(events)
+        self._starts = [event.span.start_ns for event in self._events]
+        # The furthest end so far is sorted, also where streams run at once.
+        self._reach = list(accumulate((event.span.end_ns for event in self._events), max))
+
+    def within(self, start_ns: int, end_ns: int) -> list[tuple[Span, DeviceEvent]]:
+        """What ran in a window, with the part of it that lies there, from the window's start; in the timeline's order."""
+        first, last = bisect_right(self._reach, start_ns), bisect_left(self._starts, end_ns)
+        inside = (
+            (_part(event.span, start_ns, end_ns), event)
+            for event in self._events[first:last]
+            if event.span.end_ns > start_ns
+        )
+        return sorted(inside, key=lambda pair: (pair[0].start_ns, pair[0].lane, pair[0].name))
 
 
 def place_of(capture: Capture, device: int) -> str:
     """What a device is called: ``"rank 3"``, else the file's name; with the device's number where there are several."""
     place = Path(capture.path).name if capture.rank is None else f"rank {capture.rank}"
     return place if len(capture.devices) == 1 else f"{place}, device {device}"
+
+
+def _index(capture: Capture, device: int) -> EventIndex:
+    return EventIndex(event for event in capture.events if event.device == device)
 
 
 def _part(span: Span, start_ns: int, end_ns: int) -> Span:

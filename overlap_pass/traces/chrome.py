@@ -36,6 +36,7 @@ _CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
 # Kineto projects the user's ranges on the device too ("gpu_user_annotation"): those span what it could link, no more.
 _OPS = frozenset({"cpu_op", "operator", "user_annotation"})
 _FRAMES = frozenset({"python_function"})
+_LIBRARY_FRAME = re.compile(r"<|torch/|nn\.Module|.*(?:site-packages|dist-packages|lib/python)")
 _KEPT_ARGUMENTS = ("device", "stream", "correlation", "grid")
 
 
@@ -214,6 +215,8 @@ class _Reader:
         if thread is None:
             thread = self.file.threads[place] = Thread()
         name = str(row.get("name", ""))
+        if category in _FRAMES and _LIBRARY_FRAME.match(name):
+            return
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self.file.names)

@@ -20,6 +20,10 @@ LEAST_SHARE = 0.5
 """A kernel counts as overlapped when a collective runs for this part of it; with less, and more than none, it is left out."""
 
 
+LEAST_KERNELS = 3
+"""With fewer overlapped kernels there is no factor."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """Kernels that ran both with and without a collective beside them.
@@ -36,8 +40,9 @@ class Slowdown:
 
     @property
     def factor(self) -> float | None:
-        """How many times longer; ``None`` where nothing can be compared."""
-        return self.overlapped_ns / self.expected_ns if self.expected_ns else None
+        """How many times longer; ``None`` where too little can be compared."""
+        enough = self.kernels >= LEAST_KERNELS and self.expected_ns > 0
+        return self.overlapped_ns / self.expected_ns if enough else None
 
 
 def find_slowdown(events: Iterable[DeviceEvent]) -> Slowdown:

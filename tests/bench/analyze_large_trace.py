@@ -20,6 +20,19 @@ _STEP_US = 200_000
 _LAYERS = 32
 _OPS = 60
 
+_FRAMES = (
+    "train.py(42): step",
+    "torch/nn/modules/module.py(1776): _call_impl",
+    "torch/nn/modules/linear.py(130): forward",
+)
+_GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+_MATMUL = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+_SHAPE = '"registers per thread": 96, "shared memory": 87568, "grid": [132, 1, 1], "block": [384, 1, 1]'
+_COLLECTIVE = (
+    ', "Collective name": "_allgather_base", "In msg nelems": 6637568, "Out msg nelems": 13275136, "dtype": "BFloat16", '
+    '"Process Group Name": "0", "Process Group Ranks": "[0, 1]"'
+)
+
 _ANALYZE = "from overlap_pass.cli.main import main; raise SystemExit(main(['analyze', {path!r}]))"
 _HOLISTIC = """
 from hta.trace_analysis import TraceAnalysis
@@ -80,54 +93,25 @@ def _step(step: int) -> Iterator[str]:
 def _op(step: int, layer: int, op: int, at: int, slot: int) -> Iterator[str]:
     correlation = 1 + op + _OPS * (layer + _LAYERS * step)
     gathers = op == 0
-    for depth, name in enumerate(
-        (
-            "train.py(42): step",
-            "torch/nn/modules/module.py(1776): _call_impl",
-            "torch/nn/modules/linear.py(130): forward",
-        )
-    ):
-        yield _event(
-            "python_function",
-            name,
-            at,
-            slot - 1,
-            f'"Python id": {correlation + depth}, "Python parent id": {correlation}',
-        )
+    for depth, name in enumerate(_FRAMES):
+        ids = f'"Python id": {correlation + depth}, "Python parent id": {correlation}'
+        yield _event("python_function", name, at, slot - 1, ids)
     name = f"FSDP::all_gather (layers.{layer})" if gathers else "aten::linear"
-    yield _event(
-        "user_annotation" if gathers else "cpu_op",
-        name,
-        at + 1,
-        slot // 2,
-        f'"External id": {correlation}, "Sequence number": {op}, "Fwd thread id": 0',
-    )
+    external = f'"External id": {correlation}, "Sequence number": {op}, "Fwd thread id": 0'
+    yield _event("user_annotation" if gathers else "cpu_op", name, at + 1, slot // 2, external)
     for inner in ("aten::t", "aten::transpose", "c10d::_allgather_base_" if gathers else "aten::addmm"):
-        yield _event(
-            "cpu_op",
-            inner,
-            at + 2,
-            slot // 4,
-            f'"External id": {correlation}, "Record function id": 0, "Input Dims": [[4096, 4096], [4096, 16384], []]',
+        shapes = (
+            f'"External id": {correlation}, "Record function id": 0, "Input Dims": [[4096, 4096], [4096, 16384], []]'
         )
-    yield _event(
-        "cuda_runtime",
-        "cudaLaunchKernelExC",
-        at + 3,
-        5,
-        f'"External id": {correlation}, "cbid": 211, "correlation": {correlation}',
-    )
-    yield f'  {{\n    "ph": "s", "id": {correlation}, "pid": 100, "tid": 100, "ts": {at + 3}.000,\n    "cat": "ac2g", "name": "ac2g"\n  }}'
-    kernel = (
-        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-        if gathers
-        else "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
-    )
+        yield _event("cpu_op", inner, at + 2, slot // 4, shapes)
+    call = f'"External id": {correlation}, "cbid": 211, "correlation": {correlation}'
+    yield _event("cuda_runtime", "cudaLaunchKernelExC", at + 3, 5, call)
+    place = f'"ph": "s", "id": {correlation}, "pid": 100, "tid": 100, "ts": {at + 3}.000'
+    yield f'  {{\n    {place},\n    "cat": "ac2g", "name": "ac2g"\n  }}'
     stream, length = (22, 8 * slot) if gathers else (7, slot - 3)
-    details = f'"External id": {correlation}, "queued": 0, "device": 0, "context": 1, "stream": {stream}, "correlation": {correlation}, "registers per thread": 96, "shared memory": 87568, "grid": [132, 1, 1], "block": [384, 1, 1]'
-    if gathers:
-        details += ', "Collective name": "_allgather_base", "In msg nelems": 6637568, "Out msg nelems": 13275136, "dtype": "BFloat16", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"'
-    yield _event("kernel", kernel, at + slot, length, details, (0, stream))
+    args = f'"External id": {correlation}, "device": 0, "stream": {stream}, "correlation": {correlation}, {_SHAPE}'
+    kernel = _GATHER if gathers else _MATMUL
+    yield _event("kernel", kernel, at + slot, length, args + _COLLECTIVE * gathers, (0, stream))
 
 
 def _event(category: str, name: str, start: int, length: int, args: str, place: tuple[int, int] = (100, 100)) -> str:
