@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from overlap_pass.report.analysis import AnalysisReport
     from overlap_pass.traces.capture import Capture
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "read_traces", "run"]
 
 _QUIET_S = 2.0
 """Nothing is said of what takes less."""
@@ -43,12 +43,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from overlap_pass.report import analysis, analysis_terminal
     from overlap_pass.traces.analyse import analyse
-    from overlap_pass.traces.files import find_traces
 
     for output in (args.html, args.perfetto):
         if output is not None and not output.parent.is_dir():
             raise OptionError(f"{output}: there is no folder {output.parent}")
-    captures = _read(find_traces(args.traces))
+    captures = read_traces(args.traces)
     report = analysis.AnalysisReport.of(analyse(captures))
     if args.json:
         sys.stdout.write(analysis.dumps(report))
@@ -59,10 +58,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(paths: Sequence[Path]) -> list[Capture]:
-    """The traces; of several files those without device events are left out, with a word on stderr."""
-    from overlap_pass.traces.capture import read_trace
+def read_traces(names: Sequence[str]) -> list[Capture]:
+    """The traces behind files, globs and folders; those without device events are left out, with a word on stderr.
 
+    Raises:
+        TraceError: a name stands for nothing, or no file can be read.
+    """
+    from overlap_pass.traces.capture import read_trace
+    from overlap_pass.traces.files import find_traces
+
+    paths = find_traces(names)
     captures: list[Capture] = []
     refused: list[TraceError] = []
     sizes = [path.stat().st_size for path in paths]

@@ -1,0 +1,65 @@
+"""``overlap-pass compare``: traces before and after a change, and whether the step became shorter."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlap_pass.errors import OptionError
+
+if TYPE_CHECKING:
+    from overlap_pass.report.analysis_difference import Difference
+
+__all__ = ["add_parser", "run"]
+
+_MOST_JOINED = 5
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        help="compare profiler traces before and after a change",
+        description="Compare two traces, or two folders with those of all ranks: improved, worse, within noise, or not comparable.",
+    )
+    parser.add_argument("before", help="file, glob or folder")
+    parser.add_argument("after", help="file, glob or folder")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with both timelines")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from overlap_pass.cli.analyze import read_traces
+    from overlap_pass.report import html, terminal
+    from overlap_pass.report.analysis_difference import difference
+    from overlap_pass.traces.analyse import analyse
+
+    if args.html is not None and not args.html.parent.is_dir():
+        raise OptionError(f"{args.html}: there is no folder {args.html.parent}")
+    found = difference(analyse(read_traces([args.before])), analyse(read_traces([args.after])))
+    if args.json:
+        print(json.dumps(found.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
+    else:
+        width = min(shutil.get_terminal_size((100, 24)).columns, 140)
+        sys.stdout.write(terminal.render(found.comparison, width=width, colour=sys.stdout.isatty()))
+        _print_joined(found)
+    if args.html is not None:
+        try:
+            args.html.write_text(html.render(found.comparison), encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"{args.html}: cannot be written ({error.strerror or error})") from error
+        print(f"{args.html}: open it in a browser", file=sys.stderr)
+    return 0
+
+
+def _print_joined(found: Difference) -> None:
+    from overlap_pass.report.table import time_ns
+
+    changed = [row for row in found.joined if row.exposed_before_ns != row.exposed_after_ns][:_MOST_JOINED]
+    for row in changed:
+        name = f"{row.collective} {row.unit or ''}".rstrip()
+        print(f"{name}: exposed {time_ns(row.exposed_before_ns)} → {time_ns(row.exposed_after_ns)}")
