@@ -44,15 +44,17 @@ class Peer:
     """What torch's own pass made of a graph, in the recorder's simulator (a collective starts when its input exists).
 
     Attributes:
-        step_us, peak_bytes: with the collectives of the graph as they are.
-        frugal_us: the same, allowed no memory above the order as written.
+        step_us: with the collectives of the graph as they are.
+        peak_ratio: its peak over that of the order as written, both in the recorder's count.
+        frugal_us, frugal_peak_ratio: the same, allowed no memory above the order as written.
         bucketed_us: with its best buckets.
         planning_s: CPU seconds of its pass.
     """
 
     step_us: float
-    peak_bytes: int
+    peak_ratio: float
     frugal_us: float
+    frugal_peak_ratio: float
     bucketed_us: float
     planning_s: float
 
@@ -90,7 +92,7 @@ def read(path: Path) -> Recorded:
     )
     duration_us = {node["name"]: float(node["duration_us"]) for node in data["nodes"]}
     costs = CostTable(duration_us, dict.fromkeys(program.order, 0.0), Contention(), hardware="recorded")
-    return Recorded(program, costs, _peer(data["reference"]["native_torch_2.13"]))
+    return Recorded(program, costs, _peer(data["reference"]))
 
 
 def _in_order_of_use(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -199,13 +201,15 @@ def _storages(data: Mapping[str, Any], ops: Sequence[OpNode]) -> tuple[Storage, 
     )
 
 
-def _peer(runs: Mapping[str, Mapping[str, Any]]) -> Peer:
-    bucketed = min(runs[name]["sim_ms"] for name in runs if name[:2] in ("a_", "b_"))
-    order = runs["r_reorder"]
+def _peer(reference: Mapping[str, Any]) -> Peer:
+    runs = reference["native_torch_2.13"]
+    written_peak = reference["before"]["peak_H"]
+    order, frugal = runs["r_reorder"], runs["r_mem0"]
     return Peer(
         step_us=order["sim_ms"] * 1e3,
-        peak_bytes=int(order["peak_H"] * 1e9) if "peak_H" in order else 0,
-        frugal_us=runs["r_mem0"]["sim_ms"] * 1e3,
-        bucketed_us=bucketed * 1e3,
+        peak_ratio=order["peak_H"] / written_peak,
+        frugal_us=frugal["sim_ms"] * 1e3,
+        frugal_peak_ratio=frugal["peak_H"] / written_peak,
+        bucketed_us=min(runs[name]["sim_ms"] for name in runs if name[:2] in ("a_", "b_")) * 1e3,
         planning_s=order["cpu_s"],
     )

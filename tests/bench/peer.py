@@ -1,0 +1,118 @@
+"""Our orders beside those of torch's own pass, on recorded graphs: ``python -m tests.bench.peer [NAME ...]``.
+
+Same collectives, same prices, same simulator rules (one compute lane, one lane a communicator, no contention). Ours is
+simulated twice: a collective starts behind everything issued before it, as on a CUDA device, or as soon as its input
+exists, as in the recorder's simulator; the peer's figures are of the latter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.memory.ledger import peak
+from overlap_pass.registry import parse
+from overlap_pass.schedule.choice import Variant, choose
+from overlap_pass.schedule.types import Problem, Strategy
+from overlap_pass.simulate.bound import Bound, lower_bound
+from overlap_pass.simulate.engine import simulate
+from tests.bench.graphs import files, read
+
+_HEADINGS = ("graph", "order", "step ms", "by data ms", "exposed ms", "peak / written", "gap %", "planning s")
+_WIDTHS = (21, 22, 9, 11, 11, 15, 7, 11)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of graph names; all graphs if none")
+    parser.add_argument("--strategy", default="latest_start", help="strategy spec (%(default)s)")
+    args = parser.parse_args(argv)
+    chosen = [path for path in files() if not args.names or any(name in path.name for name in args.names)]
+    if not chosen:
+        print("no recorded graphs beside the checkout (../shared/graphs)")
+        return 1
+    _line(_HEADINGS)
+    for path in chosen:
+        for row in _rows(path, parse(args.strategy)):
+            _line(row)
+    return 0
+
+
+def _line(cells: Sequence[str]) -> None:
+    first, second, *others = cells
+    shown = [cell.rjust(width) for cell, width in zip(others, _WIDTHS[2:], strict=True)]
+    print(first.ljust(_WIDTHS[0]), second.ljust(_WIDTHS[1]), *shown, flush=True)
+
+
+def _rows(path: Path, strategy: Strategy) -> Iterator[tuple[str, ...]]:
+    recorded = read(path)
+    program, costs, peer = recorded.program, recorded.costs, recorded.peer
+    dag = build_dag(program)
+    bound = lower_bound(dag, costs)
+    written_bytes = peak(program).peak_bytes
+    name = path.name.removesuffix(".json.gz")
+    written = simulate(program, costs)
+    yield (
+        name,
+        "as written",
+        _ms(written.step_us),
+        "",
+        _ms(written.exposed_us),
+        "1.000",
+        _gap(bound, written.step_us),
+        "",
+    )
+    yield (
+        name,
+        "torch",
+        "",
+        _ms(peer.step_us),
+        "",
+        f"{peer.peak_ratio:.3f}",
+        _gap(bound, peer.step_us),
+        _s(peer.planning_s),
+    )
+    yield (
+        name,
+        "torch, no memory",
+        "",
+        _ms(peer.frugal_us),
+        "",
+        f"{peer.frugal_peak_ratio:.3f}",
+        _gap(bound, peer.frugal_us),
+        "",
+    )
+    yield name, "torch, best buckets", "", _ms(peer.bucketed_us), "", "", "", ""
+    for factor in (1.0, 1.05):
+        began_s = time.process_time()
+        variant = Variant((), Problem(build_dag(program), costs, None))
+        order = choose(variant, [variant], strategy, int(written_bytes * factor)).schedule.order
+        planning_s = time.process_time() - began_s
+        found = simulate(program, costs, order)
+        by_data_us = simulate(program, costs, order, launch_after="data").step_us
+        ratio = peak(program, order).peak_bytes / written_bytes
+        label = f"ours, peak ≤ {factor:g} ×"
+        yield (
+            name, label, _ms(found.step_us), _ms(by_data_us), _ms(found.exposed_us), f"{ratio:.3f}",
+            _gap(bound, found.step_us), _s(planning_s),
+        )  # fmt: skip
+    yield name, f"bound ({bound.by})", _ms(bound.step_us), "", "", "", "", ""
+
+
+def _ms(time_us: float) -> str:
+    return f"{time_us / 1e3:.1f}"
+
+
+def _s(time_s: float) -> str:
+    return f"{time_s:.1f}"
+
+
+def _gap(bound: Bound, step_us: float) -> str:
+    return f"{bound.gap_percent(step_us):.1f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
