@@ -73,6 +73,4 @@ def _verdict(before: Side, after: Side) -> str:
     if saved_us <= 0:
         return "No order is predicted to be faster than the one as written."
     share = 100 * saved_us / before.step_median_us
-    return (
-        f"Predicted {share:.1f} % faster: {format_us(before.step_median_us)} → {format_us(after.step_median_us)} a step."
-    )
+    return f"Predicted {share:.1f} % faster: {format_us(before.step_median_us)} → {format_us(after.step_median_us)} a step."
