@@ -96,7 +96,7 @@ class Match:
     Attributes:
         group: name and ranks of the process group, ``""`` where not known.
         collective: ``"all_gather"``, …, ``""`` where not known.
-        sequence: its number in the group, which newer versions of torch write; ``None`` where not known: then the order tells.
+        sequence: its id or number in the group, which newer versions of torch write; ``None`` where not known: then the order tells.
     """
 
     group: str
@@ -106,6 +106,7 @@ class Match:
 
 def match_of(args: Mapping[str, Any], collective: str | None) -> Match:
     group = f"{args.get('Process Group Name', '')} {args.get('Process Group Ranks', '')}".strip()
-    numbers = (args.get(name) for name in ("Seq", "Seq id", "Sequence number"))
-    sequence = next((number for number in numbers if isinstance(number, int)), None)
+    # "Comms Id" is made of group, number and direction, so it tells more than the number; −1 stands for none.
+    numbers = (args.get(name) for name in ("Comms Id", "Seq"))
+    sequence = next((number for number in numbers if isinstance(number, int) and number >= 0), None)
     return Match(group, collective or "", sequence)

@@ -40,7 +40,11 @@ analysis = TraceAnalysis(trace_files={{0: {path!r}}})
 print(analysis.get_comm_comp_overlap(visualize=False))
 print(analysis.get_temporal_breakdown(visualize=False))
 """
-_MEASURED = "\nimport resource, sys; sys.stderr.write(f'\\nPEAK {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}')"
+_MEASURED = """
+import resource, sys
+used = resource.getrusage(resource.RUSAGE_SELF)
+sys.stderr.write(f'\\nUSED {used.ru_maxrss} {used.ru_utime + used.ru_stime:.1f}')
+"""
 
 
 def main() -> None:
@@ -63,9 +67,11 @@ def _measure(name: str, program: str) -> None:
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program + _MEASURED], capture_output=True, text=True, check=False)
     took_s = time.perf_counter() - began
-    peak = done.stderr.rpartition("PEAK ")[2]
-    memory = f"{int(peak) / 1024:.0f} MiB" if peak.isdigit() else f"failed: {done.stderr[-400:]}"
-    print(f"{name}: {took_s:.1f} s, {memory}")
+    used = done.stderr.rpartition("USED ")[2].split()
+    if done.returncode or len(used) != 2:
+        print(f"{name}: failed: {done.stderr[-400:]}")
+        return
+    print(f"{name}: {took_s:.1f} s ({used[1]} s of CPU), {int(used[0]) / 1024:.0f} MiB")
 
 
 def _write(path: Path, size_bytes: int) -> None:

@@ -323,6 +323,17 @@ def test_numbers_match_what_order_would_not() -> None:
     assert waits.unmatched == 1
 
 
+def test_the_id_that_newer_traces_write_matches_before_anything_else(tmp_path: Path) -> None:
+    """Rank 0's trace holds one collective more, so that order would match the wrong two."""
+    first = Trace().kernel(NCCL, 0, 10, 20, **{"Collective name": "_allgather_base", "Comms Id": 2**63, "Seq": 1})
+    first.kernel(NCCL, 21, 30, 60, **{"Collective name": "_allgather_base", "Comms Id": 2**63 + 9, "Seq": 2}).kernel(
+        GEMM, 22, 60, 70
+    )
+    second = Trace().kernel(NCCL, 21, 40, 60, **{"Collective name": "_allgather_base", "Comms Id": 2**63 + 9, "Seq": 2})
+    analysis = ranks(tmp_path, first, second.kernel(GEMM, 22, 60, 70))
+    assert [[row.wait_ns for row in device.step.collectives] for device in analysis.devices] == [[None, 10_000], [0]]
+
+
 def test_without_numbers_unequal_counts_match_nothing() -> None:
     waits = find_waits([[seen("g", 0), seen("g", 1000)], [seen("g", 1030)]])
     assert waits.waits_ns == ((None, None), (None,))
