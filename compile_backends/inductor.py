@@ -24,7 +24,7 @@ from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
 from overlap_pass.rewrite.partition import prepare_joint
 
-__all__ = ["lower"]
+__all__ = ["lower", "mode_patches"]
 
 _KEEP_ORDER: dict[str, Any] = {
     "reorder_for_peak_memory": False,
@@ -72,7 +72,7 @@ def lower(
     from torch._inductor.compile_fx import compile_fx
 
     patches = {
-        **_mode_patches(mode),
+        **mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
         **_caching(compilation.config),
         "_post_fusion_custom_pass": Settle(
@@ -124,7 +124,12 @@ def _caching(config: Config) -> dict[str, Any]:
     return {setting: {**getattr(inductor_config, setting), f"{gather.__module__}.{gather.__name__}": source_digest()}}
 
 
-def _mode_patches(mode: str | None) -> dict[str, Any]:
+def mode_patches(mode: str | None) -> dict[str, Any]:
+    """Inductor's settings for one of ``torch.compile``'s modes.
+
+    Raises:
+        OptionError: the mode is unknown.
+    """
     if mode in (None, "default"):
         return {}
     known = torch._inductor.list_mode_options()

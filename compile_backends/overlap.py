@@ -6,7 +6,9 @@ conversion of ``fully_shard`` models.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch.fx as fx
@@ -16,6 +18,7 @@ from compile_backends.compilation import Compilation
 from overlap_pass.config import Config, FsdpMode
 from overlap_pass.errors import OptionError, UncapturedCollectives
 from overlap_pass.fsdp import autoconvert, discover
+from overlap_pass.profiling.environment import device_name, is_first_rank
 
 __all__ = ["overlap", "overlap_eager"]
 
@@ -38,7 +41,7 @@ def overlap(
         UncapturedCollectives: the graph comes from a ``fully_shard`` module that was not converted.
         InfeasibleBudget: the memory budget is below what the graph needs in any order.
     """
-    config = Config.from_options(options)
+    config = _checked(overlap, options=options, mode=mode)
     _refuse_live_fsdp(gm, config)
     return inductor.lower(gm, example_inputs, Compilation.begin(gm, config), mode)
 
@@ -54,11 +57,34 @@ def overlap_eager(
 
     Args and errors as for :func:`overlap`; a ``mode`` is refused, since nothing is there that it could change.
     """
-    if mode not in (None, "default"):
-        raise OptionError(f"mode={mode!r} has no effect on backend 'overlap_eager': leave it out or use 'overlap'")
-    config = Config.from_options(options)
+    config = _checked(overlap_eager, options=options, mode=mode)
     _refuse_live_fsdp(gm, config)
     return eager.lower(gm, example_inputs, Compilation.begin(gm, config))
+
+
+def _checked(backend: object, *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Config:
+    """What the user asked for, or the error that says what is wrong with it; asked when ``torch.compile`` is called."""
+    if backend is overlap_eager and mode not in (None, "default"):
+        raise OptionError(f"mode={mode!r} has no effect on backend 'overlap_eager': leave it out or use 'overlap'")
+    inductor.mode_patches(mode)
+    config = Config.from_options(options)
+    config.hardware_for(device_name())
+    if config.report is not None and is_first_rank():
+        _refuse_unwritable(config.report)
+    return config
+
+
+def _refuse_unwritable(report: Path) -> None:
+    """A report is written when the graphs have been planned: too late to hear of a misspelt folder."""
+    reason = ""
+    if not report.parent.is_dir():
+        reason = f"there is no folder {str(report.parent)!r}"
+    elif report.is_dir():
+        reason = "it is a folder"
+    elif not os.access(report if report.exists() else report.parent, os.W_OK):
+        reason = "no permission"
+    if reason:
+        raise OptionError(f"report={str(report)!r} cannot be written: {reason}; name a file in a folder that exists")
 
 
 def _refuse_live_fsdp(gm: fx.GraphModule, config: Config) -> None:
@@ -78,4 +104,4 @@ def _is_ours(backend: object) -> bool:
     return backend in (overlap, overlap_eager)
 
 
-autoconvert.install(_is_ours)
+autoconvert.install(_is_ours, check=_checked)

@@ -36,16 +36,22 @@ MODES = ("auto", "off", "error")
 _MARK = "_overlap_pass_is_ours"
 
 
-def install(is_ours: Callable[[object], bool]) -> None:
+def _accept(backend: object, **settings: Any) -> None:
+    """Everything is accepted here and left for the backend to judge."""
+
+
+def install(is_ours: Callable[[object], bool], check: Callable[..., None] = _accept) -> None:
     """Make ``torch.compile(model, backend=...)`` and ``model.compile(backend=...)`` convert the model first.
 
-    Installing again only exchanges ``is_ours``; torch is wrapped once.
+    Installing again only exchanges ``is_ours`` and ``check``; torch is wrapped once.
 
     Args:
         is_ours: whether a backend function, as torch has looked it up, is one of ours.
+        check: ``check(backend, options=..., mode=...)``, as far as these were given, raises for what the backend would
+            refuse later; it is called before anything is converted.
     """
     if hasattr(torch._dynamo.optimize, _MARK):
-        setattr(torch._dynamo.optimize, _MARK, is_ours)
+        setattr(torch._dynamo.optimize, _MARK, (is_ours, check))
         return
     original = torch._dynamo.optimize
 
@@ -55,9 +61,12 @@ def install(is_ours: Callable[[object], bool]) -> None:
         backend = kwargs.get("backend", args[0] if args else None)
         # torch.compile wraps the backend's function together with its options.
         function = getattr(backend, "compiler_fn", backend)
-        if kwargs.get("disable") or not getattr(optimize, _MARK)(function):
+        is_ours, check = getattr(optimize, _MARK)
+        if kwargs.get("disable") or not is_ours(function):
             return compile_
-        options = getattr(backend, "kwargs", {}).get("options") or {}
+        settings = getattr(backend, "kwargs", {})
+        check(function, **settings)
+        options = settings.get("options") or {}
 
         def convert_and_compile(target: Any, *rest: Any, **named: Any) -> Any:
             convert_for(target, options)
@@ -65,7 +74,7 @@ def install(is_ours: Callable[[object], bool]) -> None:
 
         return convert_and_compile
 
-    setattr(optimize, _MARK, is_ours)
+    setattr(optimize, _MARK, (is_ours, check))
     torch._dynamo.optimize = optimize
 
 
