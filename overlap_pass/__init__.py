@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlap_pass.fsdp.convert import is_traceable, make_traceable, restore
+    from overlap_pass.fsdp.sharding import shard
     from overlap_pass.profiling.trace_plan import plan_model as plan
     from overlap_pass.profiling.verify import verify
 
-__all__ = ["__version__", "is_traceable", "make_traceable", "plan", "restore", "verify"]
+__all__ = ["__version__", "is_traceable", "make_traceable", "plan", "restore", "shard", "verify"]
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _EXPORTS = {
     "make_traceable": ("overlap_pass.fsdp.convert", "make_traceable"),
     "plan": ("overlap_pass.profiling.trace_plan", "plan_model"),
     "restore": ("overlap_pass.fsdp.convert", "restore"),
+    "shard": ("overlap_pass.fsdp.sharding", "shard"),
     "verify": ("overlap_pass.profiling.verify", "verify"),
 }
 
