@@ -16,11 +16,15 @@ from overlap_pass.errors import OptionError, TraceError
 if TYPE_CHECKING:
     from overlap_pass.report.analysis import AnalysisReport
     from overlap_pass.traces.capture import Capture
+    from overlap_pass.traces.figures import Analysis
 
-__all__ = ["add_parser", "read_traces", "run"]
+__all__ = ["add_parser", "analyze_files", "run"]
 
 _QUIET_S = 2.0
 """Nothing is said of what takes less."""
+
+_MANY_EVENTS = 50_000
+"""Device events that take about that long to analyze."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,13 +46,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     from overlap_pass.report import analysis, analysis_terminal
-    from overlap_pass.traces.analyse import analyse
 
     for output in (args.html, args.perfetto):
         if output is not None and not output.parent.is_dir():
             raise OptionError(f"{output}: there is no folder {output.parent}")
-    captures = read_traces(args.traces)
-    report = analysis.AnalysisReport.of(analyse(captures))
+    report = analysis.AnalysisReport.of(analyze_files(args.traces))
     if args.json:
         sys.stdout.write(analysis.dumps(report))
     else:
@@ -58,16 +60,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_traces(names: Sequence[str]) -> list[Capture]:
-    """The traces behind files, globs and folders; those without device events are left out, with a word on stderr.
+def analyze_files(names: Sequence[str]) -> Analysis:
+    """The figures of files, globs and folders; files without device events are left out, with a word on stderr.
 
     Raises:
         TraceError: a name stands for nothing, or no file can be read.
     """
-    from overlap_pass.traces.capture import read_trace
+    from overlap_pass.cli.progress import Progress
+    from overlap_pass.traces.analyse import analyse
     from overlap_pass.traces.files import find_traces
 
-    paths = find_traces(names)
+    captures = _read(find_traces(names))
+    if sum(len(capture.events) for capture in captures) < _MANY_EVENTS:
+        return analyse(captures)
+    with Progress() as progress:
+        progress.show("finding causes")
+        return analyse(captures)
+
+
+def _read(paths: Sequence[Path]) -> list[Capture]:
+    from overlap_pass.traces.capture import read_trace
+
     captures: list[Capture] = []
     refused: list[TraceError] = []
     sizes = [path.stat().st_size for path in paths]

@@ -33,14 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from overlap_pass.cli.analyze import read_traces
+    from overlap_pass.cli.analyze import analyze_files
     from overlap_pass.report import html, terminal
     from overlap_pass.report.analysis_difference import difference
-    from overlap_pass.traces.analyse import analyse
 
     if args.html is not None and not args.html.parent.is_dir():
         raise OptionError(f"{args.html}: there is no folder {args.html.parent}")
-    found = difference(analyse(read_traces([args.before])), analyse(read_traces([args.after])))
+    found = difference(analyze_files([args.before]), analyze_files([args.after]))
     if args.json:
         print(json.dumps(found.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
     else:

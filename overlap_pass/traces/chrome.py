@@ -37,6 +37,13 @@ _CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "runtime"})
 _OPS = frozenset({"cpu_op", "operator", "user_annotation"})
 _FRAMES = frozenset({"python_function"})
 _LIBRARY_FRAME = re.compile(r"<|torch/|nn\.Module|.*(?:site-packages|dist-packages|lib/python)")
+# The beginning of an event of the CPU as Kineto writes it, with a name that needs no unescaping.
+_LAID_OUT = re.compile(
+    r'\s*\{\s*"ph": "X",\s*"cat": "(cpu_op|user_annotation|cuda_runtime|cuda_driver|python_function)",'
+    r'\s*"name": "([^"\\\x00-\x1f]*)",\s*"pid": (\d+),\s*"tid": (-?\d+),'
+    r'\s*"ts": (\d+)(?:\.(\d{3}))?,\s*"dur": (\d+)(?:\.(\d{3}))?,\s*"args": \{'
+)
+_CORRELATION = re.compile(r'"correlation": (\d+)')
 _KEPT_ARGUMENTS = ("device", "stream", "correlation", "grid")
 
 
@@ -154,8 +161,8 @@ def read_file(path: str | Path, progress: Progress | None = None) -> TraceFile:
     """
     path = Path(path)
     source = Source(path, progress)
-    scanner = Scanner(source)
     reader = _Reader(TraceFile(str(path)))
+    scanner = Scanner(source, reader.take)
     for rows in scanner.batches():
         reader.add(rows)
     file = reader.file
@@ -186,6 +193,7 @@ class _Reader:
         self.file = file
         self._numbers: dict[str, int] = {}
         self._categories: dict[object, str] = {}
+        self._places: dict[tuple[str, str], Place] = {}
 
     def add(self, rows: Iterable[object]) -> None:
         for row in rows:
@@ -208,32 +216,53 @@ class _Reader:
         elif category in _DEVICE:
             self._add_device(row, category)
 
+    def take(self, text: str) -> bool:
+        """Read an event of the CPU out of its text, as Kineto lays it out, without parsing its arguments: those are most of
+        a file. Anything else is left to the parser."""
+        match = _LAID_OUT.match(text)
+        if match is None:
+            return False
+        category, name, pid, tid, start, start_ns, duration, duration_ns = match.groups()
+        correlation = _CORRELATION.search(text, match.end()) if category in _CALLS else None
+        begin_ns = int(start + (start_ns or "000"))
+        end_ns = begin_ns + int(duration + (duration_ns or "000"))
+        if end_ns >= _FURTHEST_NS:
+            return False
+        self.file.seen += 1
+        place = self._places.get((pid, tid))
+        if place is None:
+            place = self._places[pid, tid] = int(pid), int(tid)
+        self._keep(category, name, place, (begin_ns, end_ns), int(correlation[1]) if correlation else 0)
+        return True
+
     def _add_cpu(self, row: Mapping[str, Any], category: str) -> None:
-        start_ns, end_ns = _times_ns(row)
+        times_ns = _times_ns(row)
         place = _identifier(row.get("pid", "")), _identifier(row.get("tid", ""))
-        thread = self.file.threads.get(place)
-        if thread is None:
-            thread = self.file.threads[place] = Thread()
         name = str(row.get("name", ""))
         if category in _FRAMES and _LIBRARY_FRAME.match(name):
             return
+        correlation = (row.get("args") or {}).get("correlation") if category in _CALLS else 0
+        self._keep(category, name, place, times_ns, correlation if isinstance(correlation, int) else 0)
+
+    def _keep(self, category: str, name: str, place: Place, times_ns: tuple[int, int], correlation: int) -> None:
+        thread = self.file.threads.get(place)
+        if thread is None:
+            thread = self.file.threads[place] = Thread()
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = len(self.file.names)
             self.file.names.append(name)
         if category in _OPS:
-            thread.ops.append(start_ns, end_ns, number)
+            thread.ops.append(*times_ns, number)
             if category == "user_annotation":
                 self.file.ranges.add(number)
             if match := _MARK.match(name):
-                self.file.marks.append(Mark(int(match[1]), place[0], start_ns, end_ns))
+                self.file.marks.append(Mark(int(match[1]), place[0], *times_ns))
         elif category in _CALLS:
-            correlation = (row.get("args") or {}).get("correlation")
-            known = isinstance(correlation, int) and 0 < correlation < _FURTHEST_NS
-            thread.correlations.append(int(correlation or 0) if known else 0)
-            thread.calls.append(start_ns, end_ns, number)
+            thread.correlations.append(correlation if 0 < correlation < _FURTHEST_NS else 0)
+            thread.calls.append(*times_ns, number)
         else:
-            thread.frames.append(start_ns, end_ns, number)
+            thread.frames.append(*times_ns, number)
 
     def _add_device(self, row: Mapping[str, Any], category: str) -> None:
         name = str(row.get("name", ""))

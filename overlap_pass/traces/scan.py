@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overlap_pass.errors import TraceError
@@ -49,12 +49,14 @@ class Scanner:
         complete: the list of events was read to its end.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, take: Callable[[str], bool] | None = None) -> None:
+        """``take`` is offered the text of each event; those that it takes are not parsed."""
         self.document: Row = {}
         self.broken = 0
         self.mended = 0
         self.complete = False
         self._source = source
+        self._take = take or (lambda text: False)
 
     def batches(self) -> Iterator[Sequence[object]]:
         """The events in the file's order, those left out that are of no use here.
@@ -112,13 +114,13 @@ class Scanner:
         """All events of a block that begins and ends with one; ``trailer`` takes what stands behind the list's end."""
         pieces = _BOUNDARY.split(block)
         last = pieces.pop()
-        kept = [piece for piece in pieces if not _UNWANTED.match(piece)]
-        kept.append(last[: last.rfind("}")] if last.rstrip().endswith("}") else last)
+        kept = [piece for piece in pieces if not (_UNWANTED.match(piece) or self._take(piece))]
+        closed = last[: last.rfind("}")] if last.rstrip().endswith("}") else last
         try:
-            rows: list[object] = _DECODER.decode("[" + "},".join(kept) + "}]")
+            rows: list[object] = _DECODER.decode("[" + "},".join([*kept, closed]) + "}]")
             return rows
         except (json.JSONDecodeError, RecursionError):
-            return list(self._one_by_one([*pieces, last], trailer))
+            return list(self._one_by_one([*kept, last], trailer))
 
     def _one_by_one(self, pieces: list[str], trailer: list[str]) -> Iterator[object]:
         position = 0
