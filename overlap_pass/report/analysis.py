@@ -114,7 +114,9 @@ def _device_notes(device: DeviceFigures) -> Iterator[str]:
     yield from _file_notes(coverage)
     if device.step.collectives == () and any(device.rules.values()):
         yield "no collective in the typical step, though there are some in the trace."
-    if not device.rules:
+    if not device.rules and coverage.issues_collectives:
+        yield "the CPU issues collectives, but no device event is known as one: they ran on the CPU, were not recorded, or have new names."
+    elif not device.rules:
         yield "no communication was found, so hidden communication has no figure."
     unknown_ns = device.step.exposed[ExposedCause.UNKNOWN]
     if unknown_ns:

@@ -25,7 +25,7 @@ from overlap_pass.traces.figures import (
     StepFigures,
     SyncFigures,
 )
-from overlap_pass.traces.kernels import DeviceEvent
+from overlap_pass.traces.kernels import DeviceEvent, issues_collective
 from overlap_pass.traces.ranks import RankCollective, Waits, find_waits
 from overlap_pass.traces.slowdown import find_slowdown
 from overlap_pass.traces.steps import Step
@@ -198,6 +198,7 @@ def _coverage(device: _Device) -> Coverage:
         silent_steps=capture.silent_steps,
         graphs=sum(event.graph for event in device.events),
         overlapping_steps=any(after[0] < before[1] for before, after in pairwise(marks)),
+        issues_collectives=any(map(issues_collective, capture.file.names)),
     )
 
 

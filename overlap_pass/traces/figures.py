@@ -134,6 +134,7 @@ class Coverage:
         silent_steps: CPU steps without device events.
         graphs: device events that CUDA graphs launched.
         overlapping_steps: whether CPU marks of steps lie over each other.
+        issues_collectives: whether the CPU issued collectives, whatever the device ran.
     """
 
     events: int
@@ -147,6 +148,7 @@ class Coverage:
     silent_steps: tuple[int, ...]
     graphs: int
     overlapping_steps: bool
+    issues_collectives: bool
 
 
 @dataclass(frozen=True, slots=True)

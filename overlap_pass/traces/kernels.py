@@ -27,7 +27,7 @@ from overlap_pass.traces.chrome import Event
 from overlap_pass.traces.collectives import Match, Transport, collective_kind, match_of, payload_bytes, transport_of
 from overlap_pass.traces.launches import Launch, Launches
 
-__all__ = ["DeviceEvent", "Rule", "device_events"]
+__all__ = ["DeviceEvent", "Rule", "device_events", "issues_collective"]
 
 _KERNELS = frozenset({"kernel", "concurrent_kernel"})
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
@@ -133,6 +133,11 @@ def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequ
     )
 
 
+def issues_collective(op: str) -> bool:
+    """Whether a CPU op of this name issues a collective."""
+    return bool(_COLLECTIVE_OP.match(op))
+
+
 def _is_helper(launch: Launch) -> bool:
     within = launch.within
     return bool(_HELPER_OP.match(within.op) or (within.hook and _HELPER_HOOK.match(within.hook)))
@@ -141,7 +146,7 @@ def _is_helper(launch: Launch) -> bool:
 def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
     if "Collective name" in event.args:
         return Rule.ARGUMENTS
-    if _COLLECTIVE_OP.match(op):
+    if issues_collective(op):
         return Rule.LAUNCH
     if event.category in _KERNELS and _COLLECTIVE_KERNEL.search(_function(event.name)):
         return Rule.NAME

@@ -170,6 +170,13 @@ def test_a_step_whose_kernels_are_missing_is_flagged(tmp_path: Path) -> None:
     assert "no device events in step 2" in notes
 
 
+def test_collectives_that_the_cpu_issues_and_the_device_does_not_show_are_missed(tmp_path: Path) -> None:
+    trace = Trace().kernel("kernel_of_a_name_to_come", None, 5, 55).cpu("record_param_comms", 0, 3)
+    report = report_of(tmp_path, trace)
+    assert any("no device event is known as one" in note for note in report.notes)
+    assert '"hidden_fraction": null' in dumps(report)
+
+
 # -- forms ------------------------------------------------------------------------------------------------------------
 
 
