@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from compile_backends import compilation
 from overlap_pass.cost.hardware import load_hardware
+from overlap_pass.graph.program import Program
 from overlap_pass.planning import Plan
 from overlap_pass.profiling.llama import Llama as RealLlama
 from overlap_pass.profiling.llama import LlamaConfig
@@ -168,12 +169,14 @@ class Planned:
 
     Attributes:
         launches: hash of the launches in their order.
+        collectives: how many there were before any were coalesced.
         moved: how many collectives run elsewhere than written.
         peaks_bytes: predicted peak as written and as scheduled.
         budget_bytes: what the latter may be, ``None`` for any.
     """
 
     launches: str
+    collectives: int
     moved: int
     peaks_bytes: tuple[int, int]
     budget_bytes: int | None
@@ -200,11 +203,11 @@ def watched_plans() -> Iterator[list[Planned]]:
     plans: list[Planned] = []
     original = compilation.make_plan
 
-    def watched(*args: Any, **options: Any) -> Plan:
-        plan = original(*args, **options)
+    def watched(program: Program, *args: Any, **options: Any) -> Plan:
+        plan = original(program, *args, **options)
         moved = sum(decision.action in (Action.HOIST, Action.SINK) for decision in plan.schedule.decisions)
         peaks_bytes = plan.memory_before.peak_bytes, plan.memory_after.peak_bytes
-        plans.append(Planned(plan.skeleton, moved, peaks_bytes, plan.budget_bytes))
+        plans.append(Planned(plan.skeleton, len(program.launches), moved, peaks_bytes, plan.budget_bytes))
         return plan
 
     compilation.make_plan = watched
