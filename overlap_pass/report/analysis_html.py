@@ -100,14 +100,19 @@ def _cell(value: str) -> str:
 
 
 def _steps(devices: tuple[DeviceFigures, ...]) -> str:
-    """A stacked bar for each step, all on one scale; of many, the first of each device."""
+    """A stacked bar for each step, all on one scale; of many, those from the typical one on of each device."""
     each = max(1, _MOST_STEPS // len(devices))
-    shown = [(device, step) for device in devices for step in device.steps[:each]][: 4 * _MOST_STEPS]
+    shown = [(device, step) for device in devices for step in _some(device, each)][: 4 * _MOST_STEPS]
     scale_ns = max((step.stats.step_ns for _, step in shown), default=1) or 1
     rows = "".join(_step_row(device, step, scale_ns) for device, step in shown)
     total = sum(len(device.steps) for device in devices)
     more = f'<p class="hint">{len(shown)} of {total} steps</p>' if len(shown) < total else ""
     return rows + more
+
+
+def _some(device: DeviceFigures, count: int) -> tuple[StepFigures, ...]:
+    first = 0 if len(device.steps) <= count else min(device.typical, len(device.steps) - count)
+    return device.steps[first : first + count]
 
 
 def _step_row(device: DeviceFigures, step: StepFigures, scale_ns: int) -> str:

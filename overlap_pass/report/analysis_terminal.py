@@ -21,7 +21,6 @@ from overlap_pass.units import format_bytes
 
 __all__ = ["EXPOSED_NAMES", "FigureRow", "figure_rows", "render", "worst"]
 
-_MOST_DEVICES = 6
 _WORST_COUNT = 5
 _LEAST_SHOWN = 0.005
 """A cause of idle time with less of the step is left out of the table."""
@@ -52,29 +51,45 @@ def render(report: AnalysisReport, *, width: int = 100, colour: bool = False) ->
 def _parts(report: AnalysisReport, width: int) -> Iterable[RenderableType]:
     yield Text(report.title, style="bold")
     yield Text(report.verdict)
-    yield _figures(report)
+    yield _figures(report, width)
     yield from _findings(report)
     yield _worst(report, width)
     yield from (Text(f"Note: {note}", style="dim") for note in report.notes)
 
 
-def _shown(report: AnalysisReport) -> list[DeviceFigures]:
-    """All devices, or where they are many those with the longest steps and the shortest one."""
-    devices = report.analysis.devices
-    if len(devices) <= _MOST_DEVICES:
-        return list(devices)
-    ordered = sorted(devices, key=lambda device: -device.step.stats.step_ns)
-    return [*ordered[: _MOST_DEVICES - 1], ordered[-1]]
+def _shown(report: AnalysisReport, width: int) -> list[DeviceFigures]:
+    """As many devices as have room: those with the longest steps, and with room for more than one the shortest one."""
+    devices = list(report.analysis.devices)
+    longest = sorted(devices, key=lambda device: -device.step.stats.step_ns)
+    count = len(devices)
+    while count > 1 and _columns(devices) > width:
+        count -= 1
+        kept = longest[:1] if count == 1 else [*longest[: count - 1], longest[-1]]
+        devices = [device for device in report.analysis.devices if device in kept]
+    return devices
 
 
-def _figures(report: AnalysisReport) -> Table:
-    devices = _shown(report)
+def _columns(devices: Sequence[DeviceFigures]) -> int:
+    """How wide the table of these devices is."""
+    rows = list(figure_rows(devices))
+    names = max(len(row.name) + 2 * row.detail for row in rows)
+    values = (max(len(_caption(device)), *(len(row.value(device)) for row in rows)) for device in devices)
+    return 1 + names + sum(2 + value for value in values)
+
+
+def _caption(device: DeviceFigures) -> str:
+    return f"{device.label}, {device.step.name}"
+
+
+def _figures(report: AnalysisReport, width: int) -> Table:
+    devices = _shown(report, width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("", no_wrap=True)
     for device in devices:
-        table.add_column(Text(f"{device.label}, {device.step.name}"), justify="right", overflow="fold")
+        table.add_column(Text(_caption(device)), justify="right", overflow="fold")
     if len(devices) < len(report.analysis.devices):
-        table.caption = f"{len(devices)} of {len(report.analysis.devices)} devices: the longest steps and the shortest"
+        which = "the longest steps and the shortest" if len(devices) > 1 else "the longest step"
+        table.caption = f"{len(devices)} of {len(report.analysis.devices)} devices: {which}"
     for row in figure_rows(devices):
         style = "dim" if row.detail else "bold" if row.name == "step" else ""
         table.add_row(Text("  " * row.detail + row.name), *(Text(row.value(device)) for device in devices), style=style)

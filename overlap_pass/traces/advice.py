@@ -295,7 +295,7 @@ IDLE_NAMES = {
     IdleCause.DISPATCH: "op dispatch",
     IdleCause.UNTRACED: "Python or anything else untraced",
     IdleCause.LATENCY: "launch latency",
-    IdleCause.QUEUED: "work that was launched and had not started",
+    IdleCause.QUEUED: "launched work that had not started",
     IdleCause.UNKNOWN: "of unknown cause",
 }
 

@@ -210,6 +210,17 @@ def test_the_terminal_report_is_as_accepted(report: AnalysisReport, width: int, 
     golden(FOLDER / f"analysis_{width}.txt", text)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_table_of_many_ranks_shows_those_that_fit(tmp_path: Path, width: int) -> None:
+    traces = [Trace().kernel(GEMM, 0, 5, 55 + r).kernel(NCCL, 1, 40, 90 + r) for r in range(12)]
+    report = AnalysisReport.of(ranks(tmp_path, *traces))
+    text = analysis_terminal.render(report, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    head = next(line for line in text.splitlines() if line.startswith("  ") and "rank 11, whole trace" in line)
+    assert ("rank 0, whole trace" in head) is (width > 60)
+    assert "of 12 devices" in text
+
+
 def test_the_json_report_is_as_accepted(report: AnalysisReport, golden: Golden) -> None:
     golden(FOLDER / "analysis.json", without_folder(dumps(report)))
 
