@@ -6,6 +6,7 @@ The stages are called here and nowhere else, so that the backend, the command li
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
-from overlap_pass.simulate.bound import Bound, lower_bound
+from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
@@ -51,7 +52,7 @@ class Plan:
         before, after: simulated timelines as written and as scheduled.
         memory_before, memory_after: predicted memory of both orders.
         budget_bytes: the bound that was kept, ``None`` for none.
-        bound: no legal order that keeps the compute order is faster than this.
+        bound: no legal order is faster than this; where the schedule keeps the order of compute, none that keeps it too.
         hardware: name of the hardware file.
         notes: what the reader should know (a refused schedule, ops without a price, …).
     """
@@ -151,7 +152,7 @@ def make_plan(
         memory_before=written.memory,
         memory_after=peak(problem.program, order),
         budget_bytes=written.budget_bytes,
-        bound=lower_bound(problem.dag, problem.costs),
+        bound=_bound(problem, order),
         hardware=hardware.name,
         notes=(*chosen.notes, *_unpriced(problem.costs)),
     )
@@ -201,6 +202,14 @@ def _check_feasible(written: _Written) -> None:
             budget_bytes=budget_bytes,
             smallest_bytes=smallest_bytes,
         )
+
+
+def _bound(problem: Problem, order: tuple[str, ...]) -> Bound:
+    """For every order that keeps compute as written; for every legal order where this one does not."""
+    at = {name: step for step, name in enumerate(order)}
+    steps = [at[name] for name in fixed_compute(problem.program)]
+    kept = all(first < second for first, second in itertools.pairwise(steps))
+    return lower_bound(problem.dag, problem.costs, fixed=None if kept else ())
 
 
 def _unpriced(costs: CostTable) -> tuple[str, ...]:

@@ -1,0 +1,196 @@
+"""Another order of compute: what nothing waits for fills the time in which the critical chain is blocked.
+
+Tensor- and expert-parallel collectives stand in the middle of the chain from input to output; while one runs, compute that
+depends on it stands still. Weight gradients (and shared experts) are in no such hurry. One pass of list scheduling over
+the dependency graph, parameter gathers taken as hidden and reductions as free:
+
+1. what leads to an activation collective is *critical* and runs as written; all other compute is *filler* and is put off;
+2. where the next critical op is blocked, or so much filler has piled up that it reaches a limit of time or memory, the
+   oldest filler runs;
+3. where there is none either, a critical op behind the blocked one, if it is not too far ahead.
+
+    as written   mm dW mm dW ░░░░░░ mm dW          ░ blocked on an all-reduce
+    filled       mm mm dW dW ░░ mm dW …
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass, replace
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.program import OpKind, Program, Role
+from overlap_pass.memory.ledger import Ledger, Lifetimes
+from overlap_pass.schedule.placement import Placement
+
+__all__ = ["Filling", "refill"]
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How compute may move.
+
+    Attributes:
+        limit_us: how much filler may be put off.
+        limit_bytes: filler runs first where more is alive; ``None`` for no limit.
+        ahead_us: how much critical compute, as written, may be skipped to run what is behind it.
+    """
+
+    limit_us: float
+    limit_bytes: int | None
+    ahead_us: float
+
+
+def refill(placement: Placement, costs: CostTable, filling: Filling) -> Program:
+    """The program with its compute in another order: same ops, legal, gathers at their readers, reductions at once."""
+    order = _Refill(placement, costs, filling).run()
+    ops = placement.program.ops
+    return replace(placement.program, ops=tuple(ops[position] for position in order))
+
+
+class _Refill:
+    def __init__(self, placement: Placement, costs: CostTable, filling: Filling) -> None:
+        self.placement, self.filling = placement, filling
+        self.ops = placement.program.ops
+        self.duration = [costs.duration_us[op.name] for op in self.ops]
+        self.before, self.behind = placement.dag.predecessors, placement.dag.successors
+        self.critical = self._leads_to_activations()
+        self.front = 0  # the first critical op that has not run
+        self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
+        self.ledger = Ledger(Lifetimes(placement.program))
+        self.order: list[int] = []
+        self.now_us = 0.0
+        self.free_us: dict[str, float] = {}  # communicator → when its last collective ends
+        self.exists_us = [0.0] * len(self.ops)  # when each result exists
+        self.chain: list[int] = []
+        self.filler: list[int] = []
+        self.later: list[tuple[float, int]] = []  # ready but for a collective: (when it ends, op)
+        self.piled_us = 0.0
+        self.on_demand = self._on_demand()
+        self.emitted = [False] * len(self.ops)
+        self.missing = [sum(not self.on_demand[s] for s in found) for found in self.before]
+
+    def _leads_to_activations(self) -> list[bool]:
+        critical = [False] * len(self.ops)
+        for position in range(len(self.ops) - 1, -1, -1):
+            critical[position] = self._activates(position) or any(critical[s] for s in self.behind[position])
+        return critical
+
+    def _activates(self, position: int) -> bool:
+        collective = self.ops[position].collective
+        return collective is not None and collective.role is Role.ACTIVATION
+
+    def _on_demand(self) -> list[bool]:
+        """Ops that run when their first reader does: gathers with their casts, waits and views."""
+        inputs_only = [False] * len(self.ops)
+        for position, op in enumerate(self.ops):
+            if op.kind is not OpKind.INPUT and position in self.placement.free:
+                sources = self.before[position]
+                inputs_only[position] = all(inputs_only[s] or self.ops[s].kind is OpKind.INPUT for s in sources)
+        return inputs_only
+
+    def run(self) -> list[int]:
+        last = len(self.ops) - 1
+        self.missing[last] = len(self.ops)  # the output waits for everything
+        initial = [p for p, count in enumerate(self.missing) if not count and not self.on_demand[p]]
+        for position in initial:
+            if self.ops[position].kind is OpKind.INPUT:
+                self._emit(position)
+        for position in initial:
+            if self.ops[position].kind is not OpKind.INPUT:
+                self._ready(position)
+        while self.chain or self.filler or self.later:
+            self._step()
+        for position in range(last):
+            self._demand(position)
+        self._emit(last)
+        return self.order
+
+    def _step(self) -> None:
+        while self.later and self.later[0][0] <= self.now_us:
+            self._queue(heapq.heappop(self.later)[1])
+        on_time = bool(self.chain) and (not self.critical[self.chain[0]] or self.chain[0] <= self._front())
+        if self.filler and (not on_time or self._piled_too_high()):
+            position = heapq.heappop(self.filler)
+            self.piled_us -= self.duration[position]
+            self._run(position)
+        elif self.chain and (on_time or not self.later or self._near(self.chain[0])):
+            self._run(heapq.heappop(self.chain))
+        else:
+            self.now_us = self.later[0][0]
+
+    def _front(self) -> int:
+        """The first critical op, as written, that has not run."""
+        last = len(self.ops) - 1
+        while self.front < last and (self.emitted[self.front] or not self._keeps_place(self.front)):
+            self.front += 1
+        return self.front
+
+    def _keeps_place(self, position: int) -> bool:
+        return self.critical[position] and not self.on_demand[position]
+
+    def _fills(self, position: int) -> bool:
+        return self.ops[position].kind is OpKind.COMPUTE and self.duration[position] > 0
+
+    def _near(self, position: int) -> bool:
+        return self.work_us[position] - self.work_us[self.front] <= self.filling.ahead_us
+
+    def _piled_too_high(self) -> bool:
+        limit_bytes = self.filling.limit_bytes
+        heavy = limit_bytes is not None and self.ledger.live_bytes > limit_bytes
+        return heavy or self.piled_us > self.filling.limit_us
+
+    def _ready(self, position: int) -> None:
+        exists_us = max((self.exists_us[s] for s in self.before[position]), default=0.0)
+        if exists_us > self.now_us:
+            heapq.heappush(self.later, (exists_us, position))
+        else:
+            self._queue(position)
+
+    def _queue(self, position: int) -> None:
+        if self.critical[position] or not self._fills(position):
+            heapq.heappush(self.chain, position)
+        else:
+            self.piled_us += self.duration[position]
+            heapq.heappush(self.filler, position)
+
+    def _run(self, position: int) -> None:
+        for source in self.before[position]:
+            self._demand(source)
+        op = self.ops[position]
+        if op.collective is not None:
+            group = op.collective.group
+            if op.collective.role is Role.ACTIVATION:
+                self.free_us[group] = max(self.free_us.get(group, 0.0), self.now_us) + self.duration[position]
+                self.exists_us[position] = self.free_us[group]
+        elif op.kind is OpKind.COMPUTE:
+            self.now_us += self.duration[position]
+            self.exists_us[position] = self.now_us
+        else:
+            self.exists_us[position] = max((self.exists_us[s] for s in self.before[position]), default=0.0)
+        self._emit(position)
+
+    def _demand(self, position: int) -> None:
+        """Run what is run on demand, sources first."""
+        todo = [position]
+        while todo:
+            top = todo[-1]
+            if self.emitted[top]:
+                todo.pop()
+                continue
+            sources = [s for s in self.before[top] if not self.emitted[s]]
+            todo.extend(sources)
+            if not sources:
+                self._emit(todo.pop())
+
+    def _emit(self, position: int) -> None:
+        self.order.append(position)
+        self.ledger.advance(position)
+        self.emitted[position] = True
+        if self.on_demand[position]:
+            return
+        for successor in self.behind[position]:
+            self.missing[successor] -= 1
+            if not self.missing[successor] and not self.on_demand[successor]:
+                self._ready(successor)
