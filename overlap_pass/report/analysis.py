@@ -91,7 +91,11 @@ def _notes(analysis: Analysis) -> Iterator[str]:
     for note, labels in holders.items():
         who = ", ".join(labels) if len(labels) <= _MOST_NAMED else f"{len(labels)} devices"
         yield f"{who}: {note}"
-    if analysis.late_ns is None:
+    labels = [device.label for device in analysis.devices if device.rank is not None]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        yield f"Several traces are of {', '.join(repeated[:_MOST_NAMED])}: give one of each rank, of the same steps, to see who waits for whom."
+    elif analysis.late_ns is None:
         if any(device.step.collectives for device in analysis.devices):
             yield (
                 "One trace cannot tell waiting for another rank from transfer: give the traces of all ranks, or exposed "

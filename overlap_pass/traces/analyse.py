@@ -87,9 +87,10 @@ def analyse(captures: Sequence[Capture]) -> Analysis:
         key=lambda device: (device.capture.rank is None, device.capture.rank or 0, device.capture.path, device.number),
     )
     collectives = [_collectives(device) for device in devices]
-    waits = find_waits(
-        [[_seen(device, event) for event in rows] for device, rows in zip(devices, collectives, strict=True)]
-    )
+    seen = [[_seen(device, event) for event in rows] for device, rows in zip(devices, collectives, strict=True)]
+    # Two traces of one rank are two times, not two ranks: they cannot have waited for each other.
+    names = [(device.capture.rank, device.number) for device in devices if device.capture.rank is not None]
+    waits = find_waits(seen) if len(set(names)) == len(names) else Waits.unknown(seen)
     alone = len(devices) == 1 or not any(wait is not None for row in waits.waits_ns for wait in row)
     figures = [
         _figures(device, _Waiting({id(e): wait for e, wait in zip(rows, waited, strict=True)}, alone))

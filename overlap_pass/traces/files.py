@@ -14,12 +14,13 @@ _ENDINGS = (".json", ".json.gz")
 
 
 def find_traces(names: Iterable[str]) -> tuple[Path, ...]:
-    """Every file once, in the order of the names; what a glob or a folder holds is sorted by name.
+    """Every file once, in the order of the names; what a glob or a folder holds is sorted by name. A link to a file that is
+    there already counts as that file.
 
     Raises:
         TraceError: a name stands for nothing.
     """
-    found: dict[Path, None] = {}
+    found: dict[tuple[int, int], Path] = {}
     for name in names:
         path = Path(name)
         if path.is_dir():
@@ -31,5 +32,7 @@ def find_traces(names: Iterable[str]) -> tuple[Path, ...]:
         if not inside:
             what = "holds no .json or .json.gz file" if path.is_dir() else "no such file, and no file matches it"
             raise TraceError(f"{name}: {what}")
-        found.update(dict.fromkeys(inside))
-    return tuple(found)
+        for file in inside:
+            about = file.stat()
+            found.setdefault((about.st_dev, about.st_ino), file)
+    return tuple(found.values())

@@ -55,6 +55,12 @@ class Waits:
     unmatched: int
     offsets_ns: tuple[int, ...]
 
+    @classmethod
+    def unknown(cls, ranks: Sequence[Sequence[RankCollective]]) -> Waits:
+        """Nothing was matched."""
+        nothing = tuple((None,) * len(rank) for rank in ranks)
+        return cls(nothing, nothing, sum(map(len, ranks)), (0,) * len(ranks))
+
 
 _Key = tuple[object, ...]
 _Group = list[tuple[int, int]]

@@ -296,6 +296,21 @@ def test_the_command_reads_files_globs_and_folders(tmp_path: Path, capsys: pytes
         assert [device["rank"] for device in found] == ([0] if name.endswith("rank0.json") else [0, 1])
 
 
+def test_two_traces_of_one_rank_are_not_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
+    paths = [blocked_gather().write(tmp_path / f"{name}.json", distributedInfo={"rank": 0}) for name in "ab"]
+    report = AnalysisReport.of(analyse([read_trace(path) for path in paths]))
+    assert report.analysis.late_ns is None
+    assert any("Several traces are of rank 0" in note for note in report.notes)
+
+
+def test_a_linked_trace_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = blocked_gather().write(tmp_path / "rank0.json")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.pt.trace.json").hardlink_to(path)
+    assert main(["analyze", "--json", str(tmp_path)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["devices"]) == 1
+
+
 def test_the_command_writes_every_view(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()
