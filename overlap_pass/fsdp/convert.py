@@ -7,6 +7,8 @@ optimizer and checkpoints stay what they were: the ``nn.Parameter`` objects are 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from torch import nn
 
 from overlap_pass.errors import ConversionError
@@ -17,6 +19,7 @@ from overlap_pass.fsdp.journal import Journal
 from overlap_pass.fsdp.module import (
     READS,
     UNIT,
+    Forwards,
     OverlapModule,
     ParameterRead,
     Unit,
@@ -86,8 +89,9 @@ def restore(model: nn.Module) -> nn.Module:
 
 def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
     reads: dict[nn.Module, dict[str, ParameterRead]] = {}
+    forwards = Forwards()
     for spec in specs:
-        unit = _unit(spec)
+        unit = _unit(spec, forwards)
         for parameter in spec.parameters:
             read = ParameterRead(unit, parameter.gather.to_json(), parameter.view.tensor_parallel)
             for module, name in parameter.view.owners:
@@ -97,7 +101,7 @@ def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
     for module, own in reads.items():
         journal.set_entry(module.__dict__, READS, module.__dict__.get(READS, {}) | own)
     units = dict.fromkeys(module for spec in specs for module in spec.view.modules)
-    for module in units | reads:
+    for module in units | reads | _holders(units, reads):
         names = tuple(sorted(reads.get(module, {})))
         journal.set_class(module, converted_class(compat.original_class(module), names, unit=module in units))
     # Last, since a journal cannot take it back: a root keeps gathered parameters registered behind its forward.
@@ -106,13 +110,27 @@ def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
             compat.reshard(group)
 
 
-def _unit(spec: UnitSpec) -> Unit:
+def _holders(units: Iterable[nn.Module], reads: Mapping[nn.Module, object]) -> dict[nn.Module, None]:
+    """The user's modules that hold parameters only through others: their forward may ask for ``self.parameters()``.
+
+    Torch's own containers and wrappers never do, and stay.
+    """
+    below = dict.fromkeys(module for unit in units for module in unit.modules())
+    return {
+        module: None
+        for module in below
+        if not type(module).__module__.startswith("torch.") and any(part in reads for part in module.modules())
+    }
+
+
+def _unit(spec: UnitSpec, forwards: Forwards) -> Unit:
     return Unit(
         spec.fqn,
         reshard=spec.reshard,
         input_dtype=spec.input_dtype,
         output_dtype=spec.output_dtype,
         device=spec.device,
+        forwards=forwards,
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from overlap_pass.units import format_bytes
 __all__ = [
     "READS",
     "UNIT",
+    "Forwards",
     "OverlapModule",
     "ParameterRead",
     "Unit",
@@ -35,6 +36,15 @@ READS = "_overlap_reads"
 UNIT = "_overlap_unit"
 
 
+class Forwards:
+    """How many forwards of one model's units are running outside compiled graphs."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Unit:
     """The run-time state of one ``fully_shard`` call.
 
@@ -42,9 +52,10 @@ class Unit:
         fqn: qualified name of its module, ``""`` for the root.
         reshard: whether graphs gather again in backward (ZeRO-3).
         depth: how many forwards of its modules are running outside compiled graphs.
+        forwards: the same count for all units of the model, which share it.
     """
 
-    __slots__ = ("__weakref__", "depth", "device", "fqn", "input_dtype", "output_dtype", "reshard")
+    __slots__ = ("__weakref__", "depth", "device", "forwards", "fqn", "input_dtype", "output_dtype", "reshard")
 
     def __init__(
         self,
@@ -54,8 +65,10 @@ class Unit:
         input_dtype: torch.dtype | None,
         output_dtype: torch.dtype | None,
         device: torch.device | None,
+        forwards: Forwards | None = None,
     ) -> None:
         self.fqn = fqn
+        self.forwards = forwards or Forwards()
         self.reshard = reshard
         self.input_dtype = input_dtype
         self.output_dtype = output_dtype
@@ -71,6 +84,7 @@ class Unit:
         # is_compiling() already says what the count would.
         if not torch.compiler.is_compiling():
             self.depth += 1
+            self.forwards.count += 1
         if self.device is not None or self.input_dtype is not None:
             args, kwargs = _map_tensors(self._admit, args), _map_tensors(self._admit, kwargs)
         return args, kwargs
@@ -79,6 +93,7 @@ class Unit:
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         if not torch.compiler.is_compiling():
             self.depth = max(0, self.depth - 1)
+            self.forwards.count = max(0, self.forwards.count - 1)
         return output if self.output_dtype is None else _map_tensors(self._emit, output)
 
     # What register_fsdp_forward_method() has put on a module calls FSDP2's state by these names.
@@ -98,6 +113,14 @@ class Unit:
     def running(self) -> bool:
         """Whether parameters read now are meant for computing: in a graph, in forward, or recomputed in backward."""
         return torch.compiler.is_compiling() or self.depth > 0 or backward_running()
+
+    def in_forward(self) -> bool:
+        """Whether a forward that began outside compiled graphs is running.
+
+        Unlike :meth:`running`, not in whatever else a user compiles or hooks into backward: who walks over the parameters
+        there, to clip their gradients for example, wants the shards.
+        """
+        return self.forwards.count > 0 if torch.compiler.is_compiling() else self.depth > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,7 +189,7 @@ class OverlapModule:
     def reset_iter_state(self) -> None:
         """Forget forwards that an exception has cut short."""
         for unit in _units(self, recurse=True):
-            unit.depth = 0
+            unit.depth = unit.forwards.count = 0
 
     # -- kept, in the graph's terms
 
@@ -209,7 +232,13 @@ class OverlapModule:
         unit: Unit = self.__dict__[UNIT]
         before = super().extra_repr()  # type: ignore[misc]
         backward = "gathered again in backward" if unit.reshard else "kept for backward"
-        return "\n".join(line for line in (before, f"overlap_pass: {describe(self, unit)}; {backward}") if line)
+        casts = [
+            f"; {what} cast to {_name(dtype)}"
+            for what, dtype in (("inputs", unit.input_dtype), ("outputs", unit.output_dtype))
+            if dtype is not None
+        ]
+        what = f"overlap_pass: {describe(self, unit)}; {backward}{''.join(casts)}"
+        return "\n".join(line for line in (before, what) if line)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise ConversionError(
@@ -233,6 +262,7 @@ def converted_class(original: type[nn.Module], names: tuple[str, ...], *, unit: 
     """
     members: dict[str, Any] = {name: property(_reader(name)) for name in names}
     members |= {"__module__": original.__module__, "__doc__": original.__doc__}
+    members["named_parameters"] = _named_reader(original)
     if not unit:
         return type(original.__name__, (original,), {**members, "__qualname__": original.__qualname__})
     return type(f"Overlap{original.__name__}", (OverlapModule, original), members)
@@ -258,6 +288,23 @@ def _reader(name: str) -> Callable[[nn.Module], Tensor]:
     return read
 
 
+def _named_reader(original: type[nn.Module]) -> Callable[..., Iterator[tuple[str, Any]]]:
+    """``named_parameters`` (which ``parameters`` calls) with what the properties give: inside forward, code asks for
+    ``next(self.parameters()).dtype``, and means the dtype to compute with."""
+
+    def named_parameters(
+        module: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        for name, parameter in original.named_parameters(module, prefix, recurse, remove_duplicate):
+            path, _, attribute = name[len(prefix) :].lstrip(".").rpartition(".")
+            owner = module.get_submodule(path)
+            own: ParameterRead | None = getattr(owner, READS, {}).get(attribute)
+            read = own is not None and own.unit.in_forward()
+            yield name, getattr(owner, attribute) if read else parameter
+
+    return named_parameters
+
+
 def _units(module: Any, *, recurse: bool) -> list[Unit]:
     modules = module.modules() if recurse else (module,)
     return [found.__dict__[UNIT] for found in modules if UNIT in found.__dict__]
@@ -276,7 +323,7 @@ def warn_always_reduced(method: str) -> None:
 def describe(model: Any, unit: Unit | None = None) -> str:
     """The sharded parameters of a converted model, or of one unit in it, in a line.
 
-    ``30 parameters, 24.0 KiB gathered as bfloat16 over 4 ranks × 2 replicas, gradients reduced as float32``
+    ``30 parameters, 24.0 KiB gathered as bfloat16 over 4 ranks (group 1) × 2 replicas, gradients reduced as float32``
     """
     # By name, since tied parameters are read at several places.
     found: dict[str, tuple[GatherSpec, torch.dtype]] = {}
@@ -292,7 +339,7 @@ def describe(model: Any, unit: Unit | None = None) -> str:
     size = format_bytes(sum(torch.Size(spec.shape).numel() * dtype.itemsize for spec, dtype in found.values()))
     gathered = _joined(_name(dtype) for _, dtype in found.values())
     reduced = _joined(_name(spec.reduce_dtype or dtype) for spec, dtype in found.values())
-    ranks = _joined(f"{spec.shard_ranks} ranks" for spec in specs)
+    ranks = _joined(f"{spec.shard_ranks} ranks (group {spec.shard_group})" for spec in specs)
     replicas = _joined(f" × {spec.replicate_ranks} replicas" for spec in specs if spec.replicate_ranks > 1)
     return (
         f"{len(specs)} parameters, {size} gathered as {gathered} over {ranks}{replicas}, gradients reduced as {reduced}"

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 import overlap_pass
 from tests.cpu.models import tokens
 
-__all__ = ["Recipe", "Training", "adamw", "compare", "differences", "float_batch", "token_batch", "train"]
+__all__ = ["Recipe", "Training", "adamw", "compare", "differences", "float_batch", "mean_square", "token_batch", "train"]
 
 
 def token_batch(model: nn.Module, number: int) -> tuple[Any, ...]:
@@ -28,6 +28,12 @@ def float_batch(width: int, model: nn.Module, number: int) -> tuple[Any, ...]:
     return (torch.randn(3, width, generator=generator),)
 
 
+def mean_square(output: Any) -> Tensor:
+    """Of every tensor in the output, added up."""
+    leaves = torch.utils._pytree.tree_leaves(output)
+    return torch.stack([leaf.float().pow(2).mean() for leaf in leaves]).sum()
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How both copies are trained.
@@ -38,6 +44,7 @@ class Recipe:
         clip: norm that gradients are clipped to.
         steps: optimizer steps.
         first: number of the first batch.
+        loss: of what the model returns.
     """
 
     batch: Callable[[nn.Module, int], tuple[Any, ...]] = token_batch
@@ -45,6 +52,7 @@ class Recipe:
     clip: float | None = None
     steps: int = 3
     first: int = 0
+    loss: Callable[[Any], Tensor] = mean_square
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ def train(
     losses, gradients = [], []
     for step in range(recipe.first, recipe.first + recipe.steps):
         for part in range(recipe.accumulate):
-            loss = _loss(forward(*recipe.batch(model, step * recipe.accumulate + part)))
+            loss = recipe.loss(forward(*recipe.batch(model, step * recipe.accumulate + part)))
             loss.backward()
             losses.append(loss.detach())
         if recipe.clip is not None:
@@ -112,11 +120,6 @@ def differences(expected: Training, found: Training) -> list[str]:
         wrong += [f"gradient of {name} in step {step}" for name in one if not _same(one[name], other[name])]
     assert expected.parameters.keys() == found.parameters.keys()
     return wrong + [name for name, shard in expected.parameters.items() if not _same(shard, found.parameters[name])]
-
-
-def _loss(output: Any) -> Tensor:
-    leaves = torch.utils._pytree.tree_leaves(output)
-    return torch.stack([leaf.float().pow(2).mean() for leaf in leaves]).sum()
 
 
 def _local(tensor: Tensor) -> Tensor:
