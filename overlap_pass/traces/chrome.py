@@ -39,7 +39,7 @@ _FRAMES = frozenset({"python_function"})
 _LIBRARY_FRAME = re.compile(r"<|torch/|nn\.Module|.*(?:site-packages|dist-packages|lib/python)")
 # The beginning of an event of the CPU as Kineto writes it, with a name that needs no unescaping.
 _LAID_OUT = re.compile(
-    r'\s*\{\s*"ph": "X",\s*"cat": "(cpu_op|user_annotation|cuda_runtime|cuda_driver|python_function)",'
+    r'\s*\{\s*"ph": "X",\s*"cat": "(cpu_op|user_annotation|cuda_runtime|cuda_driver)",'
     r'\s*"name": "([^"\\\x00-\x1f]*)",\s*"pid": (\d+),\s*"tid": (-?\d+),'
     r'\s*"ts": (\d+)(?:\.(\d{3}))?,\s*"dur": (\d+)(?:\.(\d{3}))?,\s*"args": \{'
 )

@@ -114,7 +114,7 @@ class Scanner:
         """All events of a block that begins and ends with one; ``trailer`` takes what stands behind the list's end."""
         pieces = _BOUNDARY.split(block)
         last = pieces.pop()
-        kept = [piece for piece in pieces if not (_UNWANTED.match(piece) or self._take(piece))]
+        kept = [piece for piece in pieces if not (self._take(piece) or _UNWANTED.match(piece))]
         closed = last[: last.rfind("}")] if last.rstrip().endswith("}") else last
         try:
             rows: list[object] = _DECODER.decode("[" + "},".join([*kept, closed]) + "}]")

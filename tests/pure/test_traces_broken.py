@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overlap_pass.errors import TraceError
 from overlap_pass.report.analysis import AnalysisReport, dumps
@@ -162,6 +164,22 @@ def outcome(folder: Path, content: bytes) -> tuple[str, Capture | None]:
         return "", read(folder, content)
     except TraceError as error:
         return str(error), None
+
+
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.binary(min_size=0, max_size=3)), min_size=1, max_size=6))
+def test_no_damage_ends_in_anything_but_figures_that_add_up_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, bytes]]
+) -> None:
+    content = bytearray(WHOLE.encode())
+    for position, written in damage:
+        content[position : position + 1] = written
+    error, capture = outcome(tmp_path_factory.mktemp("damaged"), bytes(content))
+    if capture is None:
+        assert "trace.json" in error
+    else:
+        for step in analyse([capture]).devices[0].steps:
+            stats = step.stats
+            assert stats.compute_ns + stats.exposed_ns + stats.exposed_copy_ns + stats.idle_ns == stats.step_ns
 
 
 def test_bytes_that_gzip_cannot_unpack_end_the_file_there(tmp_path: Path) -> None:
