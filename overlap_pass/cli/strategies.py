@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     specs = registry().names if args.strategy is None else tuple(args.strategy.split(";"))
     with Progress() as progress:
         programs = traced(args.model, args.world, args.tokens, progress)
-        rows = [_row(text, config, programs, progress) for text in specs]
+        rows = strategies_table.beside_one_bound([_row(text, config, programs, progress) for text in specs])
     title = f"{args.model} on {args.world} × {config.hardware_for(None).name}"
     if args.json:
         print(json.dumps({"title": title, "strategies": [row.to_json() for row in rows]}, indent=2))
@@ -78,6 +78,6 @@ def _row(text: str, config: Config, programs: tuple[Program, ...], progress: Pro
         step_us=step_us,
         exposed_us=sum(plan.after.exposed_us for plan in plans),
         peak_bytes=max(plan.memory_after.peak_bytes for plan in plans),
-        gap_percent=100 * (step_us / bound_us - 1) if bound_us else 0.0,
+        bound_us=bound_us,
         planning_s=time.perf_counter() - began_s,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +15,7 @@ from rich.text import Text
 from overlap_pass.report.table import NOT_KNOWN
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Row", "render"]
+__all__ = ["Row", "beside_one_bound", "render"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class Row:
 
     Attributes:
         strategy: its spec.
-        step_us, exposed_us, peak_bytes, gap_percent: of the plan, all graphs together; ``None`` if it made none.
+        step_us, exposed_us, peak_bytes: of the plan, all graphs together; ``None`` if it made none.
+        bound_us: no order of what it made of the launches (joined or not) and of compute (moved or not) is shorter.
         planning_s: time of planning, tracing left out.
         refused: why it made none.
     """
@@ -33,12 +34,24 @@ class Row:
     step_us: float | None = None
     exposed_us: float | None = None
     peak_bytes: int | None = None
-    gap_percent: float | None = None
+    bound_us: float | None = None
     planning_s: float = 0.0
     refused: str = ""
 
+    @property
+    def gap_percent(self) -> float | None:
+        if self.step_us is None or not self.bound_us:
+            return None
+        return 100 * (self.step_us / self.bound_us - 1)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "gap_percent": self.gap_percent}
+
+
+def beside_one_bound(rows: Sequence[Row]) -> list[Row]:
+    """The rows with the smallest of their bounds, which holds for all, so that their gaps compare."""
+    bound_us = min((row.bound_us for row in rows if row.bound_us is not None), default=None)
+    return [row if row.step_us is None else replace(row, bound_us=bound_us) for row in rows]
 
 
 def render(title: str, rows: Sequence[Row], *, width: int = 100, colour: bool = False) -> str:

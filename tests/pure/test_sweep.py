@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -9,7 +10,7 @@ import pytest
 
 from overlap_pass.cli.main import main
 from overlap_pass.report import strategies_table, sweep_chart, sweep_table
-from overlap_pass.report.strategies_table import Row
+from overlap_pass.report.strategies_table import Row, beside_one_bound
 from overlap_pass.report.sweep import Point, Sweep
 
 
@@ -67,7 +68,7 @@ def test_names_at_the_lines_ends_do_not_overlap() -> None:
     page = sweep_chart.render(sweep_of((1000, 9.0), (4000, 60.0)))
     places = sorted(float(y) for y in re.findall(r'class="name[^"]*" x="[\d.]+" y="([\d.]+)"', page))
     assert len(places) == 2
-    assert all(second - first >= 16 for first, second in zip(places, places[1:], strict=False))
+    assert all(second - first >= 16 for first, second in itertools.pairwise(places))
 
 
 def test_json_has_every_point_and_crossover() -> None:
@@ -77,10 +78,15 @@ def test_json_has_every_point_and_crossover() -> None:
 
 
 def test_a_strategy_that_cannot_plan_says_why_below_the_table() -> None:
-    rows = [Row("latest_start", 2000.0, 100.0, 2**30, 1.5, 0.2), Row("exact", refused="needs OR-tools")]
+    rows = [Row("latest_start", 2030.0, 100.0, 2**30, 2000.0, 0.2), Row("exact", refused="needs OR-tools")]
     text = strategies_table.render("model", rows)
     assert re.search(r"latest_start +2\.0 ms +0\.1 ms +1\.00 GiB +1\.5 % +0\.2 s", text)
     assert "exact: needs OR-tools" in text
+
+
+def test_gaps_of_strategies_are_to_one_bound() -> None:
+    rows = beside_one_bound([Row("a", 200.0, 0.0, 1, 100.0), Row("b", 150.0, 0.0, 1, 120.0), Row("c", refused="no")])
+    assert [row.gap_percent for row in rows] == [pytest.approx(100), pytest.approx(50), None]
 
 
 @pytest.mark.parametrize(

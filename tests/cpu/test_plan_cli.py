@@ -1,0 +1,93 @@
+"""``plan``, ``strategies`` and ``sweep`` from the command line to the file, with a preset and with a model of one's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from overlap_pass.cli.main import main
+from overlap_pass.errors import OptionError
+from overlap_pass.profiling.target import build_of
+from overlap_pass.report import jsonfile
+
+OWN = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.sum()
+
+
+def build(mesh, tokens=8):
+    net = Net()
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh), (torch.zeros(tokens, 64),)
+
+
+def fixed(mesh):
+    return build(mesh)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_model_of_ones_own_is_planned_and_the_page_written(own, tmp_path, capsys) -> None:
+    page, data = tmp_path / "plan.html", tmp_path / "plan.json"
+    assert main(["plan", "--model", f"{own}:fixed", "--world", "4", "--output", str(page)]) == 0
+    assert "gap to bound" in capsys.readouterr().out
+    assert "prefers-color-scheme" in page.read_text()
+    assert (
+        main(["plan", "--model", f"{own}:build", "--world", "4", "--tokens", "16", "--json", "--output", str(data)])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert jsonfile.loads(printed) == jsonfile.loads(data.read_text())
+    assert ["tokens per rank", "16"] in json.loads(printed)["setting"]
+
+
+def test_all_strategies_are_compared_on_one_trace(own, capsys) -> None:
+    assert main(["strategies", "--model", f"{own}:build", "--world", "4", "--json"]) == 0
+    rows = {row["strategy"]: row for row in json.loads(capsys.readouterr().out)["strategies"]}
+    assert {"as_written", "latest_start", "greedy"} <= set(rows)
+    assert rows["latest_start"]["step_us"] <= rows["as_written"]["step_us"]
+    assert all(row["gap_percent"] >= -1e-6 for row in rows.values() if row["step_us"] is not None)
+
+
+def test_a_sweep_has_a_point_for_every_combination(own, tmp_path, capsys) -> None:
+    page = tmp_path / "sweep.html"
+    argv = ["sweep", "--model", f"{own}:build", "--tokens", "8,64", "--world", "4,8", "--budget", "fsdp2,unlimited"]
+    assert main([*argv, "--json", "--output", str(page)]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert len({(p["tokens"], p["world_size"], p["budget"]) for p in points}) == 8
+    assert page.read_text().count("<circle") == 8
+
+
+@pytest.mark.parametrize(
+    ("target", "tokens", "message"),
+    [
+        ("llama3-8", None, "llama3-8b"),
+        ("no_such_module:build", None, "no_such_module"),
+        ("missing.py:build", None, "there is no file"),
+        ("{own}:nothing", None, "defines no function 'nothing'"),
+        ("{own}:fixed", 8, "no parameter 'tokens'"),
+    ],
+)
+def test_what_is_no_model_is_named(own, target, tokens, message) -> None:
+    with pytest.raises(OptionError, match=message):
+        build_of(target.format(own=own), tokens=tokens)
