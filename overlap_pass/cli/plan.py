@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     check_output(args.output, (".html", ".json"))
-    config = config_of(args, args.budget)
+    config = config_of(args, args.budget, strategy=args.strategy)
     if args.tokens is not None and args.tokens < 1:
         raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
     from overlap_pass.cli.progress import Progress

@@ -37,12 +37,12 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
-def config_of(args: argparse.Namespace, budget: str | None) -> Config:
+def config_of(args: argparse.Namespace, budget: str | None, *, strategy: str | None = None) -> Config:
     """The backend's options, checked."""
     from overlap_pass.config import Config
 
     options = {
-        "strategy": getattr(args, "strategy", None),
+        "strategy": strategy,
         "memory_budget": budget,
         "hardware": args.gpu,
         "coalesce": args.coalesce,

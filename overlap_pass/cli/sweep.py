@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     worlds, tokens = _numbers("world", args.world, 2), _numbers("tokens", args.tokens, 1)
-    configs = [config_of(args, budget.strip()) for budget in args.budget.split(",")]
+    configs = [config_of(args, budget.strip(), strategy=args.strategy) for budget in args.budget.split(",")]
     check_output(args.output, (".html", ".json"))
     from overlap_pass.cli.progress import Progress
     from overlap_pass.report import sweep_chart, sweep_table

@@ -69,6 +69,22 @@ def test_all_strategies_are_compared_on_one_trace(own, capsys) -> None:
     assert all(row["gap_percent"] >= -1e-6 for row in rows.values() if row["step_us"] is not None)
 
 
+def test_only_the_strategies_named_are_compared(own, capsys) -> None:
+    argv = [
+        "strategies",
+        "--model",
+        f"{own}:build",
+        "--world",
+        "4",
+        "--json",
+        "--strategy",
+        "greedy;backward_pre{depth=2}",
+    ]
+    assert main(argv) == 0
+    rows = json.loads(capsys.readouterr().out)["strategies"]
+    assert [row["strategy"] for row in rows] == ["greedy", "backward_pre{depth=2}"]
+
+
 def test_a_sweep_has_a_point_for_every_combination(own, tmp_path, capsys) -> None:
     page = tmp_path / "sweep.html"
     argv = ["sweep", "--model", f"{own}:build", "--tokens", "8,64", "--world", "4,8", "--budget", "fsdp2,unlimited"]

@@ -76,7 +76,7 @@ def test_it_is_as_fast_as_the_best_of_all_orders_and_no_faster_than_the_bound(da
 
 @given(data=st.data())
 @settings(max_examples=40)
-def test_it_is_no_slower_than_latest_start_within_the_same_memory(data) -> None:
+def test_it_keeps_a_budget_that_the_tight_order_keeps_and_is_no_faster_than_the_bound(data) -> None:
     pytest.importorskip("ortools.sat.python.cp_model")
     program = data.draw(fsdp_programs(max_layers=4))
     costs, dag = timed(program, data), build_dag(program)
