@@ -289,8 +289,10 @@ def _reader(name: str) -> Callable[[nn.Module], Tensor]:
 
 
 def _named_reader(original: type[nn.Module]) -> Callable[..., Iterator[tuple[str, Any]]]:
-    """``named_parameters`` (which ``parameters`` calls) with what the properties give: inside forward, code asks for
-    ``next(self.parameters()).dtype``, and means the dtype to compute with."""
+    """``named_parameters``, which ``parameters`` calls, with what the properties give inside forward.
+
+    There code asks for ``next(self.parameters()).dtype``, and means the dtype to compute with.
+    """
 
     def named_parameters(
         module: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -14,7 +14,17 @@ from torch.distributed.tensor import DTensor
 import overlap_pass
 from tests.cpu.models import tokens
 
-__all__ = ["Recipe", "Training", "adamw", "compare", "differences", "float_batch", "mean_square", "token_batch", "train"]
+__all__ = [
+    "Recipe",
+    "Training",
+    "adamw",
+    "compare",
+    "differences",
+    "float_batch",
+    "mean_square",
+    "token_batch",
+    "train",
+]
 
 
 def token_batch(model: nn.Module, number: int) -> tuple[Any, ...]:

@@ -1,0 +1,154 @@
+"""What can be said to ``fully_shard``, and models that are hard to capture, under ``overlap_eager`` on two gloo ranks.
+
+Converted, compiled in one graph and scheduled, against eager FSDP2: three AdamW steps, every bit. The rows are those that
+``test_backend_numerics`` does not have; ``test_fsdp_numerics`` has them without a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import overlap_pass
+from tests.cpu.models import TinyLlama, TinyLlamaConfig
+from tests.cpu.ranks import Outcome, run_cases
+from tests.cpu.test_fsdp_numerics import BF16, columns, doors, few, grouped_llama, llama
+from tests.cpu.training import Recipe, adamw, compare, differences, float_batch, train
+
+WIDTH = 9
+
+
+def tied() -> nn.Module:
+    return llama(config=TinyLlamaConfig(blocks=1, tied=True), policy=BF16)
+
+
+def root_only() -> nn.Module:
+    torch.manual_seed(0)
+    return overlap_pass.shard(TinyLlama(TinyLlamaConfig(blocks=1)))
+
+
+def nested() -> nn.Module:
+    """Units in units."""
+    torch.manual_seed(0)
+    model = TinyLlama(TinyLlamaConfig(blocks=1))
+    fully_shard(model.blocks[0].attention)
+    fully_shard(model.blocks[0])
+    return fully_shard(model)
+
+
+def full_precision_norm() -> nn.Module:
+    """A module left out of mixed precision, and one whose parameters are bf16 from the start, each a unit of its own."""
+    torch.manual_seed(0)
+    model = TinyLlama(TinyLlamaConfig(blocks=1))
+    fully_shard(model.blocks[0].attention.out.to(torch.bfloat16), mp_policy=BF16)
+    fully_shard(model.norm, mp_policy=MixedPrecisionPolicy(output_dtype=torch.bfloat16))
+    fully_shard(model.blocks[0], mp_policy=BF16)
+    return fully_shard(model, mp_policy=BF16)
+
+
+def from_meta() -> nn.Module:
+    with torch.device("meta"):
+        model = TinyLlama(TinyLlamaConfig(blocks=1))
+    fully_shard(model.blocks[0])
+    fully_shard(model).to_empty(device="cpu")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.1)
+        model.scale.fill_(1)
+    return model
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH + 4), nn.Linear(WIDTH + 4, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.dropout(F.silu(self.up(x)), 0.3))
+
+
+class Checkpointed(nn.Module):
+    """Blocks with dropout, recomputed in backward with the masks of the forward."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Dropping() for _ in range(3))
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False, **self.options)
+        return x
+
+
+def checkpointed(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = Checkpointed(**options)
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def with_masks(build: Callable[[], nn.Module], recipe: Recipe) -> tuple[list[str], int]:
+    """:func:`compare`, with the same random masks on both sides."""
+    trainings = []
+    for compile in (lambda model: model, partial(torch.compile, backend="overlap_eager", fullgraph=True)):
+        model = build()
+        optimizer = adamw(model)
+        call = compile(model)
+        torch.manual_seed(7 + dist.get_rank())
+        trainings.append(train(model, optimizer, recipe, call=call))
+    expected, found = trainings
+    return differences(expected, found), sum(g is not None and bool(g.any()) for g in found.gradients[0].values())
+
+
+LLAMA, FLOATS = Recipe(), Recipe(partial(float_batch, WIDTH))
+DOORS = Recipe(partial(float_batch, 7))
+SELECTIVE = partial(create_selective_checkpoint_contexts, keep_products)
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
+    "root only": (root_only, LLAMA),
+    "units in units": (nested, LLAMA),
+    "two modules in one unit": (grouped_llama, LLAMA),
+    "cast_forward_inputs on and off": (partial(doors, None), DOORS),
+    "output_dtype of a block": (partial(doors, torch.float64), DOORS),
+    "a module left out, a parameter of another dtype": (full_precision_norm, LLAMA),
+    "tied, bf16": (tied, LLAMA),
+    "ignored parameters": (partial(llama, ignored="norm"), LLAMA),
+    "sharded by columns": (partial(llama, shard_placement_fn=columns), LLAMA),
+    "few rows, unused parameters": (few, Recipe(partial(float_batch, 4))),
+    "from the meta device": (from_meta, LLAMA),
+    "clipped gradients": (llama, Recipe(clip=0.01)),
+}
+RUNS = {
+    **{name: partial(compare, build, recipe, "overlap_eager") for name, (build, recipe) in CASES.items()},
+    "checkpointed dropout": partial(with_masks, checkpointed, FLOATS),
+    "selective checkpointing": partial(with_masks, partial(checkpointed, context_fn=SELECTIVE), FLOATS),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    return run_cases(RUNS, ranks=2, limit_s=600)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_numbers_are_those_of_eager_fsdp2(run: str, outcomes: dict[str, Outcome]) -> None:
+    for rank, (wrong, nonzero_gradients) in enumerate(outcomes[run].values()):
+        assert wrong == [], f"rank {rank}"
+        assert nonzero_gradients > 0
