@@ -13,7 +13,7 @@ import torch
 import torch.fx as fx
 from torch._inductor import config as inductor_config
 from torch._inductor import custom_graph_pass
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
@@ -22,7 +22,7 @@ from overlap_pass.config import Config
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
-from overlap_pass.rewrite.partition import prepare_joint
+from overlap_pass.rewrite.partition import prepare_joint, split
 
 __all__ = ["lower", "mode_patches"]
 
@@ -45,6 +45,19 @@ class _GraphPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         self._run(graph)
+
+    def uuid(self) -> str:
+        return self._uuid
+
+
+class _Partitioner(CustomPartitionerFn):
+    """The partitioner that Inductor would use, with :func:`split`'s order of what is saved."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
+        return split(gm, joint_inputs, **options)
 
     def uuid(self) -> str:
         return self._uuid
@@ -75,6 +88,9 @@ def lower(
         **mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
         **_caching(compilation.config),
+        # A partitioner of the user's stays.
+        "custom_partitioner_fn": inductor_config.custom_partitioner_fn
+        or _Partitioner(f"overlap-split-{compilation.identity}"),
         "_post_fusion_custom_pass": Settle(
             inductor_config._post_fusion_custom_pass, f"overlap-settle-{compilation.identity}"
         ),
