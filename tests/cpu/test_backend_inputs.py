@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.distributed.fsdp import fully_shard
 
 import overlap_pass
 from overlap_pass.errors import (
@@ -29,6 +31,7 @@ from overlap_pass.errors import (
     OverlapPassError,
     UncapturedCollectives,
 )
+from overlap_pass.registry import registry
 from tests.checks.sources import ROOT
 from tests.cpu.models import TinyLlama, TinyLlamaConfig, footprint, sharded_llama, tokens
 from tests.cpu.ranks import fake_ranks
@@ -239,6 +242,18 @@ def test_a_model_without_collectives_is_compiled_in_silence(
         found.backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
     assert [record for record in caplog.records if record.name.startswith("overlap_pass")] == []
+
+
+STRATEGIES = [name for name in registry().names if name != "exact" or find_spec("ortools")]
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_takes_a_backward_that_gathers_nothing(strategy: str) -> None:
+    model = fully_shard(nn.Linear(4, 6), reshard_after_forward=False)
+    options = {"strategy": strategy}
+    torch.compile(model, backend="overlap_eager", options=options)(torch.ones(2, 4)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 # -- registration

@@ -63,6 +63,10 @@ def hsdp(replicas: int, shards: int) -> TinyLlama:
     return llama(mesh=mesh, mp_policy=BF16)
 
 
+def tied_llama() -> TinyLlama:
+    return sharded_llama(TinyLlamaConfig(blocks=1, tied=True))
+
+
 def frozen_llama() -> TinyLlama:
     model = llama()
     for name, parameter in model.named_parameters():
@@ -148,16 +152,18 @@ CASES = {
     "bf16, reduced in fp32": Case(partial(llama, mp_policy=BF16)),
     "reshard_after_forward False": Case(partial(llama, reshard_after_forward=False)),
     "HSDP, 2 replicas of 1 shard": Case(partial(hsdp, 2, 1), UNLIMITED),
-    "HSDP, 1 replica of 2 shards": Case(partial(hsdp, 1, 2)),
     "frozen parameters": Case(frozen_llama),
     "accumulation over two batches": Case(recipe=Recipe(accumulate=2)),
     "dropout": Case(partial(stack, dropout=0.3), recipe=STACK),
     "activation checkpointing": Case(partial(stack, checkpointed=True), recipe=STACK),
+    "checkpointed dropout": Case(partial(stack, dropout=0.3, checkpointed=True), recipe=STACK),
+    "tied weights": Case(tied_llama),
     "the loss in the model": Case(llama_with_its_loss, recipe=Recipe(tokens_and_targets)),
     "model.compile": Case(partial(stack), recipe=STACK, in_place=True),
     "the order as written": Case(partial(stack), {"strategy": "as_written"}, STACK, moves=False),
     "backward_pre": Case(partial(stack), {"strategy": "backward_pre", **UNLIMITED}, STACK),
-    "backward_pre, two units ahead": Case(partial(stack), {"strategy": "backward_pre{depth=2}", **UNLIMITED}, STACK),
+    "fill_gaps": Case(partial(stack), {"strategy": "fill_gaps", **UNLIMITED}, STACK),
+    "local_search": Case(partial(stack), {"strategy": "local_search", **UNLIMITED}, STACK),
     "latest_start, no bound": Case(partial(stack), {"strategy": "latest_start", **UNLIMITED}, STACK),
     "no byte more than as written": Case(partial(stack), {"memory_budget": "1.0x"}, STACK),
 }
