@@ -81,6 +81,9 @@ def choose(as_came: Variant, variants: Sequence[Variant], strategy: Strategy, bu
     """
     bench = _Bench(strategy)
     safe = bench.safe_options(as_came)
+    if isinstance(strategy, AsWritten):  # asked to move nothing: only the budget is a reason to
+        kept = next(option for option in safe if budget_bytes is None or option.peak_bytes <= budget_bytes)
+        return Choice(kept.variant, kept.schedule)
     smallest_bytes = min(option.peak_bytes for option in safe)
     free = [bench.option(variant, None) for variant in variants]
     found = [*free]

@@ -106,6 +106,30 @@ def test_as_written_changes_nothing() -> None:
     assert plan.after.step_us == plan.before.step_us
 
 
+def _gathered_too_early() -> Program:
+    """Two gathers written at the start, before matmuls that need one after the other: less memory is one sink away."""
+    build = Builder()
+    value = build.input("x", MIB, held=True)
+    shards = [build.input(f"shard{i}", 32 * MIB, held=True) for i in range(2)]
+    weights = [build.wait(f"w{i}", build.all_gather(f"ag{i}", shard, 64 * MIB)) for i, shard in enumerate(shards)]
+    for i, weight in enumerate(weights):
+        value = build.compute(f"mm{i}", value, weight, size_bytes=MIB, flops=10**12)
+    return build.output(value)
+
+
+def test_as_written_moves_nothing_even_where_another_order_is_better() -> None:
+    program = _gathered_too_early()
+    for budget in ("fsdp2", "unlimited", "1.0x"):
+        assert make_plan(program, H100, AsWritten(), Budget.parse(budget)).schedule.order == program.order
+
+
+def test_as_written_gives_way_to_the_order_of_least_memory_where_only_that_fits() -> None:
+    program = _gathered_too_early()
+    budget_bytes = peak(program).peak_bytes - MIB
+    plan = make_plan(program, H100, AsWritten(), Budget.parse(budget_bytes))
+    assert plan.memory_after.peak_bytes <= budget_bytes
+
+
 def test_a_program_without_collectives_is_planned_as_it_is() -> None:
     build = Builder()
     program = build.output(build.compute("mm", build.input("x", 8), size_bytes=8, flops=100))
