@@ -39,7 +39,7 @@ def units_in_use_order(placement: Placement) -> tuple[Unit, ...]:
     ordered = sorted(
         ((min(m.deadline for m in moves), name, moves) for name, moves in by_name.items()), key=lambda entry: entry[:2]
     )
-    ends = [start for start, _, _ in ordered[1:]] + [len(program.ops) - 1]
+    ends = [*(start for start, _, _ in ordered), len(program.ops) - 1][1:]
     return tuple(
         Unit(name, tuple(sorted(moves, key=lambda m: (m.deadline, m.launch))), start, end)
         for (start, name, moves), end in zip(ordered, ends, strict=True)
