@@ -98,10 +98,9 @@ def _ranks() -> Iterator[bool]:
     import torch
     import torch.distributed as dist
 
-    if not torch.cuda.is_available():
-        raise EnvironmentRefused(
-            "verify measures on GPUs and this process sees no CUDA device; 'overlap-pass demo' plans without one"
-        )
+    from overlap_pass.profiling.verify import require_cuda
+
+    require_cuda()
     if "RANK" not in os.environ:
         raise EnvironmentRefused(
             "verify runs on every rank: start it with torchrun --nproc-per-node N -m overlap_pass verify …"

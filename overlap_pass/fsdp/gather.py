@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, traceback
 
-__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather"]
+from overlap_pass.graph.read import ANNOTATION
 
-# Key in ``node.meta["custom"]`` of every node that gathers a parameter or reduces its gradient.
-ANNOTATION = "overlap_pass"
+__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather"]
 
 ReduceOp = Literal["avg", "sum"]
 

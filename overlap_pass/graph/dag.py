@@ -100,7 +100,7 @@ def _add_mutation(graph: nx.DiGraph, program: Program) -> None:
     last_write: dict[int, str] = {}
     reads_since: dict[int, list[str]] = {storage: [] for storage in written}
     for op in program.ops:
-        for storage in sorted(_touched(program, op) & written):
+        for storage in sorted(program.touched(op) & written):
             previous = last_write.get(storage)
             if previous is not None and previous != op.name:
                 _link(graph, previous, op.name, EdgeKind.MUTATION)
@@ -111,16 +111,6 @@ def _add_mutation(graph: nx.DiGraph, program: Program) -> None:
                 last_write[storage] = op.name
             else:
                 reads_since[storage].append(op.name)
-
-
-def _touched(program: Program, op: OpNode) -> set[int]:
-    touched = set(op.storages) | set(op.writes)
-    for name in op.inputs:
-        touched.update(program.op(name).storages)
-    if op.kind is OpKind.WAIT and op.launch is not None:
-        for name in program.op(op.launch).inputs:
-            touched.update(program.op(name).storages)
-    return touched
 
 
 def _add_fences(graph: nx.DiGraph, program: Program) -> None:

@@ -57,6 +57,11 @@ class Category(enum.StrEnum):
     def fusible(self) -> bool:
         return self in (Category.POINTWISE, Category.REDUCTION)
 
+    @property
+    def moves_data(self) -> bool:
+        """Casts, pads, copies and what is no compute at all: the values stay what they were."""
+        return self in (Category.NONE, Category.POINTWISE, Category.COPY)
+
 
 class CollectiveKind(enum.StrEnum):
     ALL_GATHER = "all_gather"
@@ -137,6 +142,11 @@ class OpNode:
     random: bool = False
     opaque: bool = False
 
+    @property
+    def moves_data(self) -> bool:
+        """A view, or compute that only casts, pads or copies."""
+        return self.kind is OpKind.VIEW or (self.kind is OpKind.COMPUTE and self.category.moves_data)
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -203,6 +213,13 @@ class Program:
 
     def op(self, name: str) -> OpNode:
         return self.ops[self.index[name]]
+
+    def touched(self, op: OpNode) -> set[int]:
+        """Storages that an op names, reads or writes; a wait stands for the end of its collective's reads, too."""
+        sources = list(op.inputs)
+        if op.kind is OpKind.WAIT and op.launch is not None:
+            sources += self.op(op.launch).inputs
+        return {*op.storages, *op.writes}.union(*(self.op(name).storages for name in sources))
 
     @cached_property
     def digest(self) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Role
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Role
 
 __all__ = ["assign_roles", "moves_data"]
-
-_MOVES_DATA = (Category.POINTWISE, Category.COPY, Category.NONE)
 
 
 def assign_roles(ops: Sequence[OpNode]) -> list[OpNode]:
@@ -36,7 +34,7 @@ def _role(op: OpNode, collective: Collective, from_inputs: set[str], to_output: 
 
 def moves_data(op: OpNode) -> bool:
     """Whether the op only casts, pads, cuts or hands on; so do launches and waits."""
-    return op.category in _MOVES_DATA and not (op.random or op.opaque or op.writes)
+    return op.category.moves_data and not (op.random or op.opaque or op.writes)
 
 
 def _depends_on_inputs_only(ops: Sequence[OpNode]) -> set[str]:

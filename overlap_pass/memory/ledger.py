@@ -82,7 +82,8 @@ class Lifetimes:
         uses = [0] * len(program.storages)
         touches: list[tuple[int, ...]] = []
         for op in program.ops:
-            touched = (_touched(program, op) | late.get(op.name, set())) & mortal
+            named = set() if op.kind is OpKind.INPUT else program.touched(op)
+            touched = (named | late.get(op.name, set())) & mortal
             for storage_id in touched:
                 uses[storage_id] += 1
             touches.append(() if _keeps(program, op) else tuple(sorted(touched)))
@@ -95,22 +96,10 @@ def _fusion(program: Program, fused: Iterable[Cluster]) -> tuple[dict[str, set[i
     late: dict[str, set[int]] = {}
     never: set[int] = set()
     for cluster in fused:
-        late[cluster.members[-1]] = set().union(*(_touched(program, program.op(name)) for name in cluster.members))
+        late[cluster.members[-1]] = set().union(*(program.touched(program.op(name)) for name in cluster.members))
         for name in cluster.internal:
             never.update(s for s in program.op(name).storages if program.storages[s].owner == name)
     return late, never
-
-
-def _touched(program: Program, op: OpNode) -> set[int]:
-    if op.kind is OpKind.INPUT:
-        return set()
-    touched = {*op.storages, *op.writes}
-    for name in op.inputs:
-        touched.update(program.op(name).storages)
-    if op.kind is OpKind.WAIT and op.launch is not None:
-        for name in program.op(op.launch).inputs:
-            touched.update(program.op(name).storages)
-    return touched
 
 
 def _keeps(program: Program, op: OpNode) -> bool:

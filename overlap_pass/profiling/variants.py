@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,15 +39,11 @@ class Variant:
 
 def scheduled(options: Mapping[str, Any]) -> Variant:
     """The model compiled with the ``overlap`` backend and these options."""
-
-    def prepare(model: nn.Module) -> Callable[..., Any]:
-        return torch.compile(make_traceable(model), backend="overlap", options=dict(options), dynamic=False)
-
-    return Variant("overlap", prepare, bitwise_with="as-written")
+    return Variant("overlap", partial(_overlap, dict(options)), bitwise_with="as-written")
 
 
-def _as_written(model: nn.Module) -> Callable[..., Any]:
-    return torch.compile(make_traceable(model), backend="overlap", options={"strategy": "as_written"}, dynamic=False)
+def _overlap(options: dict[str, Any], model: nn.Module) -> Callable[..., Any]:
+    return torch.compile(make_traceable(model), backend="overlap", options=options, dynamic=False)
 
 
 def _fsdp2(model: nn.Module) -> Callable[..., Any]:
@@ -72,7 +69,7 @@ def _torch_overlap(model: nn.Module) -> Callable[..., Any]:
 BASELINES: dict[str, Variant] = {
     variant.name: variant
     for variant in (
-        Variant("as-written", _as_written),
+        Variant("as-written", partial(_overlap, {"strategy": "as_written"})),
         Variant("fsdp2", _fsdp2),
         Variant("fsdp2-compile", _fsdp2_compile),
         Variant("torch-overlap", _torch_overlap),

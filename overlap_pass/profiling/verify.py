@@ -23,7 +23,7 @@ from overlap_pass.profiling.workload import MakeStep, Workload
 from overlap_pass.report.comparison import Side
 from overlap_pass.report.verification import Agreement, Measured, Verification
 
-__all__ = ["Effort", "check_environment", "verify"]
+__all__ = ["Effort", "check_environment", "require_cuda", "verify"]
 
 Report = Callable[[str], None]
 
@@ -94,16 +94,21 @@ def verify(
     return Verification(title, systems, _setting(effort, given))
 
 
+def require_cuda() -> None:
+    """Raises EnvironmentRefused where this process sees no CUDA device."""
+    if not torch.cuda.is_available():
+        raise EnvironmentRefused(
+            "verify measures on GPUs and this process sees no CUDA device; 'overlap-pass demo' plans without one"
+        )
+
+
 def check_environment() -> torch.device:
     """This rank's GPU, chosen and ready.
 
     Raises:
         EnvironmentRefused: names what is missing and how to get it.
     """
-    if not torch.cuda.is_available():
-        raise EnvironmentRefused(
-            "verify measures on GPUs and this process sees no CUDA device; 'overlap-pass demo' plans without one"
-        )
+    require_cuda()
     if not dist.is_initialized():
         raise EnvironmentRefused("verify needs a process group: run it under torchrun --nproc-per-node N with N ≥ 2")
     if dist.get_world_size() < 2:

@@ -183,9 +183,8 @@ class _Feeder:
     def _feed_lane(self, lane: _Lane, position: int, *, drain: bool) -> None:
         while lane.gathers and lane.gathers[0].deadline <= position:
             self._launch(lane.gathers.popleft(), lane, position)
-        for launch in self.read_at.get(
-            position, ()
-        ):  # compute will block on these, so nothing keeps them from starting
+        # Compute will block on what it reads here, so nothing keeps that from starting.
+        for launch in self.read_at.get(position, ()):
             if self.lanes[self.groups[launch]] is lane:
                 self._start_up_to(lane, launch)
         start_us = self._anchor_start_us(position)

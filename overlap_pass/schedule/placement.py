@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from overlap_pass.graph.dag import DepGraph
-from overlap_pass.graph.program import Category, Collective, OpKind, OpNode, Program, Role
+from overlap_pass.graph.program import Collective, OpKind, OpNode, Program, Role
 
 __all__ = ["AFTER", "BEFORE", "WAITS", "Key", "Move", "Placement", "place"]
 
@@ -28,8 +28,6 @@ Key = tuple[int, int, int]
 
 BEFORE, WAITS, ANCHOR, AFTER = 0, 1, 2, 3
 """Ranks at an anchor: launches, then the waits that the anchor needs, the anchor, then what follows at once."""
-
-_MOVES_DATA = (Category.NONE, Category.POINTWISE, Category.COPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +236,4 @@ def _launch_moves(op: OpNode) -> bool:
 
 
 def _moves_data(op: OpNode) -> bool:
-    if op.kind is OpKind.VIEW:
-        return not (op.random or op.opaque)
-    return op.kind is OpKind.COMPUTE and op.category in _MOVES_DATA and not (op.random or op.opaque or op.writes)
+    return op.moves_data and not (op.random or op.opaque or op.writes)

@@ -37,14 +37,12 @@ from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph
-from overlap_pass.graph.program import Category, OpKind, OpNode, Program, Role
+from overlap_pass.graph.program import OpKind, OpNode, Program, Role
 from overlap_pass.simulate.loads import lane_loads
 from overlap_pass.simulate.precedence import Precedence
 from overlap_pass.simulate.windows import head_and_tail_us
 
 __all__ = ["Bound", "fixed_compute", "lower_bound"]
-
-_MOVES_DATA = (Category.NONE, Category.POINTWISE, Category.COPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +98,16 @@ def fixed_compute(program: Program) -> tuple[str, ...]:
     for op in program.ops:
         sources = [program.op(name) for name in op.inputs]
         computed = [source for source in sources if source.kind is not OpKind.INPUT]
-        if _moves_data(op) and computed and all(s.name in tails or _waits_for_shard(program, s) for s in computed):
+        if op.moves_data and computed and all(s.name in tails or _waits_for_shard(program, s) for s in computed):
             tails.add(op.name)
     heads: set[str] = set()
     for op, readers in zip(reversed(program.ops), reversed(program.readers), strict=True):
         leads = (program.ops[reader] for reader in readers)
-        if _moves_data(op) and all(lead.name in heads or _launch_moves(lead) for lead in leads):
+        if op.moves_data and all(lead.name in heads or _launch_moves(lead) for lead in leads):
             heads.add(op.name)
     return tuple(
         op.name for op in program.ops if op.kind is OpKind.COMPUTE and op.name not in tails and op.name not in heads
     )
-
-
-def _moves_data(op: OpNode) -> bool:
-    return op.kind is OpKind.VIEW or (op.kind is OpKind.COMPUTE and op.category in _MOVES_DATA)
 
 
 def _launch_moves(op: OpNode) -> bool:

@@ -16,11 +16,10 @@ from dataclasses import replace
 from fractions import Fraction
 
 from overlap_pass.errors import OptionError
-from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Program, Role
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Program, Role
 
 __all__ = ["rescale"]
 
-_MOVES_DATA = (Category.NONE, Category.POINTWISE, Category.COPY)
 _WHOLE = Fraction(1)
 
 
@@ -64,7 +63,7 @@ def _shares(program: Program, ratio: Mapping[str, Fraction]) -> dict[str, Fracti
     """Op → size of its result as a share of what it was."""
     shares = dict.fromkeys(program.order, _WHOLE)
     for op, readers in zip(reversed(program.ops), reversed(program.readers), strict=True):
-        if op.kind is OpKind.INPUT or _moves_data(op):
+        if op.kind is OpKind.INPUT or op.moves_data:
             wanted = {
                 _wanted(program.ops[r], shares, ratio) for r in readers if program.ops[r].kind is not OpKind.OUTPUT
             }
@@ -75,7 +74,7 @@ def _shares(program: Program, ratio: Mapping[str, Fraction]) -> dict[str, Fracti
             continue
         if op.collective is not None:
             shares[op.name] = _share_of_result(op.collective, sources.pop(), ratio)
-        elif op.kind is OpKind.WAIT or _moves_data(op):
+        elif op.kind is OpKind.WAIT or op.moves_data:
             shares[op.name] = sources.pop()
     return shares
 
@@ -84,7 +83,7 @@ def _wanted(reader: OpNode, shares: Mapping[str, Fraction], ratio: Mapping[str, 
     """Share of its input that a reader takes: a gather takes a shard, what moves data the share that is wanted of it."""
     if reader.collective is not None:
         return ratio[reader.collective.group] if reader.collective.role is Role.PARAMETER else _WHOLE
-    return shares[reader.name] if _moves_data(reader) else _WHOLE
+    return shares[reader.name] if reader.moves_data else _WHOLE
 
 
 def _share_of_result(collective: Collective, source: Fraction, ratio: Mapping[str, Fraction]) -> Fraction:
@@ -93,10 +92,6 @@ def _share_of_result(collective: Collective, source: Fraction, ratio: Mapping[st
     if collective.kind is CollectiveKind.REDUCE_SCATTER:
         return source * ratio[collective.group]
     return source
-
-
-def _moves_data(op: OpNode) -> bool:
-    return op.kind is OpKind.VIEW or (op.kind is OpKind.COMPUTE and op.category in _MOVES_DATA)
 
 
 def _resized(op: OpNode, shares: Mapping[str, Fraction], group_sizes: Mapping[str, int]) -> OpNode:
