@@ -15,11 +15,12 @@ from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
 from overlap_pass.fsdp.gather import drop_unused_gathers
 from overlap_pass.graph.read import phase_of, read_program
-from overlap_pass.planning import Plan, make_plan
+from overlap_pass.planning import Plan, budget_within, make_plan
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
 from overlap_pass.rewrite.reorder import reorder
+from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.spec import spec
 
 __all__ = ["Compilation"]
@@ -35,12 +36,14 @@ class Compilation:
         config: the user's options, checked.
         hardware: what costs are taken from; the same on every rank.
         identity: digest of all that shapes a plan besides the graph, for compile caches.
+        by_budget: with ``reshard="auto"``, the partitioner that decides what stays from forward to backward.
         plans: one per planned graph, in the order of compilation (forward first).
     """
 
     config: Config
     hardware: Hardware
     identity: str
+    by_budget: PartitionByBudget | None = None
     plans: list[Plan] = field(default_factory=list)
 
     @classmethod
@@ -48,7 +51,8 @@ class Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
         identity = f"{source_digest()}-{config.digest}-{hardware.name}-{capture_digest(gm)}"
-        return cls(config, hardware, identity)
+        by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
+        return cls(config, hardware, identity, by_budget)
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
@@ -56,11 +60,12 @@ class Compilation:
         program = read_program(graph, phase, name=phase.value)
         if not program.launches:
             return
+        budget = self.config.memory_budget if self.by_budget is None else self.by_budget.budget
         plan = make_plan(
             program,
             self.hardware,
             self.config.strategy,
-            self.config.memory_budget,
+            budget_within(budget, program, self.plans),
             coalesce=self.config.coalesce,
         )
         coalesce_nodes(graph, plan.coalesced)
@@ -83,4 +88,5 @@ class Compilation:
             ("torch", torch.__version__),
             ("strategy", spec(self.config.strategy)),
             ("hardware", self.hardware.name),
+            *(() if self.by_budget is None else self.by_budget.setting()),
         )

@@ -35,5 +35,7 @@ def lower(
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    compiler = aot_autograd(fw_compiler=compile_graph, bw_compiler=compile_graph, partition_fn=partition)
+    compiler = aot_autograd(
+        fw_compiler=compile_graph, bw_compiler=compile_graph, partition_fn=compilation.by_budget or partition
+    )
     return compiler(gm, example_inputs)  # type: ignore[no-any-return]

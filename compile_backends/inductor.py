@@ -51,13 +51,13 @@ class _GraphPass(CustomGraphPass):
 
 
 class _Partitioner(CustomPartitionerFn):
-    """The partitioner that Inductor would use, with :func:`split`'s order of what is saved."""
+    """The partitioner that Inductor would use, with ``split``'s order of what is saved."""
 
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid
+    def __init__(self, split: Callable[..., Any], uuid: str) -> None:
+        self._split, self._uuid = split, uuid
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **options: Any) -> Any:
-        return split(gm, joint_inputs, **options)
+        return self._split(gm, joint_inputs, **options)
 
     def uuid(self) -> str:
         return self._uuid
@@ -88,9 +88,7 @@ def lower(
         **mode_patches(mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
         **_caching(compilation.config),
-        # A partitioner of the user's stays.
-        "custom_partitioner_fn": inductor_config.custom_partitioner_fn
-        or _Partitioner(f"overlap-split-{compilation.identity}"),
+        "custom_partitioner_fn": _partitioner(compilation),
         "_post_fusion_custom_pass": Settle(
             inductor_config._post_fusion_custom_pass, f"overlap-settle-{compilation.identity}"
         ),
@@ -104,6 +102,19 @@ def lower(
         },
     }
     return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+
+
+def _partitioner(compilation: Compilation) -> Any:
+    """Ours; a partitioner of the user's stays, and decides what is saved."""
+    users, by_budget = inductor_config.custom_partitioner_fn, compilation.by_budget
+    if users is None:
+        return _Partitioner(split if by_budget is None else by_budget.split, f"overlap-split-{compilation.identity}")
+    if by_budget is not None:
+        raise OptionError(
+            "reshard='auto' decides in the partitioner, and torch._inductor.config.custom_partitioner_fn is set: leave "
+            "one of the two out"
+        )
+    return users
 
 
 def _after_users(setting: str, ours: CustomGraphPass) -> Any:

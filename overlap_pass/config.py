@@ -29,6 +29,9 @@ __all__ = ["Config", "FsdpMode"]
 
 _DEFAULT_HARDWARE = "h100"
 _PAGES = (".html", ".json")
+_RESHARD = ("user", "auto")
+
+Reshard = Literal["user", "auto"]
 
 
 class FsdpMode(enum.StrEnum):
@@ -49,13 +52,15 @@ class Config:
     Attributes:
         strategy: how collectives are placed; a spec such as ``"latest_start{margin=1.25}"``.
         memory_budget: bound on the peak of the schedule: ``"60GiB"``, ``"+2GiB"``, ``"1.05x"``, ``"fsdp2"``,
-            ``"unlimited"``.
+            ``"fsdp2+2GiB"``, ``"unlimited"``.
         hardware: what the cost model prices for: a name or the path of a TOML file; ``None`` (``"auto"``) for the
             device that the model is on, see :meth:`hardware_for`.
         report: an ``.html`` or ``.json`` file to write the before/after report to, ``None`` for none.
         fsdp: see :class:`FsdpMode`.
         coalesce: whether neighbouring launches of one FSDP unit become one: ``"auto"`` (if it is predicted to pay),
             ``"off"``, or the bytes that a coalesced launch carries at least.
+        reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
+            the budget allows (``"auto"``).
     """
 
     strategy: Strategy = field(default_factory=lambda: parse("latest_start"))
@@ -64,6 +69,7 @@ class Config:
     report: Path | None = None
     fsdp: FsdpMode = FsdpMode.AUTO
     coalesce: int | Literal["auto", "off"] = "auto"
+    reshard: Reshard = "user"
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
@@ -106,6 +112,7 @@ class Config:
             "hardware": repr(self.hardware),
             "fsdp": self.fsdp.value,
             "coalesce": self.coalesce,
+            "reshard": self.reshard,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -158,6 +165,12 @@ def _coalesce(value: Any) -> int | Literal["auto", "off"]:
     return size_bytes
 
 
+def _reshard(value: Any) -> Reshard:
+    if value not in _RESHARD:
+        raise OptionError(f"reshard={value!r} is not accepted: {nearest(str(value), _RESHARD)}")
+    return cast(Reshard, value)
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "strategy": _strategy,
     "memory_budget": Budget.parse,
@@ -165,4 +178,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "report": _report,
     "fsdp": _fsdp,
     "coalesce": _coalesce,
+    "reshard": _reshard,
 }

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,9 +17,9 @@ from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.errors import InfeasibleBudget
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import Program
-from overlap_pass.memory.budget import Budget
-from overlap_pass.memory.ledger import MemoryProfile, peak
+from overlap_pass.graph.program import Phase, Program
+from overlap_pass.memory.budget import Beside, Budget
+from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
 from overlap_pass.schedule.choice import Variant, choose
 from overlap_pass.schedule.coalescing import Group, groups_of
 from overlap_pass.schedule.coalescing import coalesce as coalesce_launches
@@ -31,7 +31,7 @@ from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Coalesce", "Plan", "make_plan"]
+__all__ = ["Coalesce", "Plan", "budget_within", "make_plan"]
 
 _log = logging.getLogger("overlap_pass")
 
@@ -111,6 +111,13 @@ class Plan:
         }
 
 
+def budget_within(budget: Budget, program: Program, before: Sequence[Plan]) -> Budget:
+    """The budget of one graph of a step: a backward counts what the process holds for the forward planned before it."""
+    if program.phase is not Phase.BACKWARD or not before:
+        return budget
+    return Beside(budget, resident_bytes(before[-1].program, program))
+
+
 def make_plan(
     program: Program,
     hardware: Hardware,
@@ -141,7 +148,7 @@ def make_plan(
         Variant(groups, written.problem(coalesce_launches(program, groups))) if groups else as_came
         for groups in _groupings(program, strategy, sizes)
     ]
-    chosen = choose(as_came, variants, strategy, written.budget_bytes)
+    chosen = choose(as_came, variants, strategy, written.graph_budget_bytes)
     problem, order = chosen.variant.problem, chosen.schedule.order
     return Plan(
         program=problem.program,
@@ -150,7 +157,7 @@ def make_plan(
         before=written.simulation,
         after=simulate(problem.program, problem.costs, order, label="scheduled"),
         memory_before=written.memory,
-        memory_after=peak(problem.program, order),
+        memory_after=peak(problem.program, order, resident_bytes=budget.resident_bytes),
         budget_bytes=written.budget_bytes,
         bound=_bound(problem, order),
         hardware=hardware.name,
@@ -167,15 +174,21 @@ class _Written:
     measured: Mapping[str, float] | None
     memory: MemoryProfile
     budget_bytes: int | None
+    resident_bytes: int
     simulation: Simulation
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None) -> _Written:
-        memory = peak(program)
+        memory = peak(program, resident_bytes=budget.resident_bytes)
         costs = price(program, hardware, measured=measured)
         budget_bytes = budget.resolve(program, memory.peak_bytes)
         simulation = simulate(program, costs, label="as written")
-        return cls(program, hardware, measured, memory, budget_bytes, simulation)
+        return cls(program, hardware, measured, memory, budget_bytes, budget.resident_bytes, simulation)
+
+    @property
+    def graph_budget_bytes(self) -> int | None:
+        """What of the budget is left for what the graph names."""
+        return None if self.budget_bytes is None else self.budget_bytes - self.resident_bytes
 
     def problem(self, program: Program) -> Problem:
         costs = price(program, self.hardware, measured=self.measured)
@@ -193,7 +206,8 @@ def _check_feasible(written: _Written) -> None:
     budget_bytes, memory, program = written.budget_bytes, written.memory, written.program
     if budget_bytes is None or memory.peak_bytes <= budget_bytes:
         return
-    smallest_bytes = min(Room.of(Placement(build_dag(program))).smallest_bytes, memory.peak_bytes)
+    tight_bytes = Room.of(Placement(build_dag(program))).smallest_bytes + written.resident_bytes
+    smallest_bytes = min(tight_bytes, memory.peak_bytes)
     if smallest_bytes > budget_bytes:
         raise InfeasibleBudget(
             f"memory_budget of {format_bytes(budget_bytes)} is below what graph {program.name!r} needs in any order "

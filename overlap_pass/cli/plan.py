@@ -23,13 +23,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", type=int, default=8, help="ranks (%(default)s)")
     parser.add_argument("--tokens", type=int, help="tokens per rank and step (presets: 8192)")
     parser.add_argument("--budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'")
+    parser.add_argument(
+        "--reshard", help="'user', or 'auto': the budget decides which gathered parameters stay for backward"
+    )
     add_output(parser, "page to write: .html with both timelines, or .json")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     check_output(args.output, (".html", ".json"))
-    config = config_of(args, args.budget, strategy=args.strategy)
+    config = config_of(args, args.budget, strategy=args.strategy, reshard=args.reshard)
     if args.tokens is not None and args.tokens < 1:
         raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
     from overlap_pass.cli.progress import Progress
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
                 "memory_budget": config.memory_budget,
                 "hardware": hardware,
                 "coalesce": config.coalesce,
+                "reshard": config.reshard,
             },
             title=f"{args.model} on {args.world} × {hardware.name}",
             setting=_setting(args),

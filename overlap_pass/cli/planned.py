@@ -37,7 +37,9 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
-def config_of(args: argparse.Namespace, budget: str | None, *, strategy: str | None = None) -> Config:
+def config_of(
+    args: argparse.Namespace, budget: str | None, *, strategy: str | None = None, reshard: str | None = None
+) -> Config:
     """The backend's options, checked."""
     from overlap_pass.config import Config
 
@@ -46,6 +48,7 @@ def config_of(args: argparse.Namespace, budget: str | None, *, strategy: str | N
         "memory_budget": budget,
         "hardware": args.gpu,
         "coalesce": args.coalesce,
+        "reshard": reshard,
     }
     return Config.from_options(options)
 

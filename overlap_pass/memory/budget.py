@@ -8,6 +8,7 @@ it, and each has a spec string that reads back as the same budget.
 ``+2GiB``         that many bytes above the peak of the order as written
 ``1.05x``         that many times the peak of the order as written
 ``fsdp2``         the default: what eager FSDP2 needs, see :class:`Fsdp2`
+``fsdp2+2GiB``    that many bytes above what eager FSDP2 needs
 ``unlimited``     no bound
 ================  =========================================================================================
 """
@@ -25,19 +26,27 @@ from overlap_pass.errors import OptionError
 from overlap_pass.graph.program import CollectiveKind, Program, Role
 from overlap_pass.units import parse_bytes
 
-__all__ = ["Absolute", "Budget", "Extra", "Factor", "Fsdp2", "Unlimited"]
+__all__ = ["Absolute", "Beside", "Budget", "Extra", "Factor", "Fsdp2", "Unlimited"]
 
 _OPTION = "memory_budget"
 _ACCEPTED = (
-    "write bytes ('60GiB'), bytes above the peak as written ('+2GiB'), a factor of it ('1.05x'), 'fsdp2' or 'unlimited'"
+    "write bytes ('60GiB'), bytes above the peak as written ('+2GiB'), a factor of it ('1.05x'), 'fsdp2', 'fsdp2+2GiB' "
+    "or 'unlimited'"
 )
+_FSDP2 = re.compile(r"fsdp2\s*\+(.*)", re.IGNORECASE)
 _FACTOR = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*x", re.IGNORECASE)
 _Number = TypeVar("_Number", int, float)
 _UNITS = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 class Budget:
-    """A bound on the peak of a schedule, in bytes once the program and its peak as written are known."""
+    """A bound on the peak of a schedule, in bytes once the program and its peak as written are known.
+
+    Attributes:
+        resident_bytes: what the process holds beside what the graph names; counted in peak and bound.
+    """
+
+    resident_bytes: int = 0
 
     @property
     def spec(self) -> str:
@@ -45,7 +54,7 @@ class Budget:
         raise NotImplementedError
 
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
-        """The bound in bytes, ``None`` where there is none."""
+        """The bound in bytes, ``None`` where there is none; both with ``resident_bytes``."""
         raise NotImplementedError
 
     @staticmethod
@@ -79,6 +88,8 @@ def _from_text(text: str) -> Budget:
     if match := _FACTOR.fullmatch(text):
         return Factor(_positive(float(match[1]), text))
     try:
+        if match := _FSDP2.fullmatch(text):
+            return Fsdp2(parse_bytes(match[1], option=_OPTION))
         if text.startswith("+"):
             return Extra(parse_bytes(text[1:], option=_OPTION))
         size_bytes = parse_bytes(text, option=_OPTION)
@@ -153,6 +164,22 @@ class Factor(Budget):
         return int(as_written_peak_bytes * self.factor)
 
 
+@dataclass(frozen=True)
+class Beside(Budget):
+    """Another budget, for a graph beside which the process holds more: the backward of a step, which does not name what
+    only the forward reads (:func:`overlap_pass.memory.ledger.resident_bytes`)."""
+
+    budget: Budget
+    resident_bytes: int
+
+    @property
+    def spec(self) -> str:
+        return self.budget.spec
+
+    def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        return self.budget.resolve(program, as_written_peak_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Fsdp2(Budget):
     """What eager FSDP2 holds above the order as written: two gathered units, the one in use and the one prefetched.
@@ -160,11 +187,16 @@ class Fsdp2(Budget):
     The order as written gathers each parameter where it is needed; FSDP2 gathers a whole unit and, while that one
     computes, the next. Which two are alive together depends on the policy, so the two largest are taken. A unit is the
     parameter all-gathers with the same ``unit``; a gather of no known unit stands for itself.
+
+    Attributes:
+        extra_bytes: allowed above that.
     """
+
+    extra_bytes: int = 0
 
     @property
     def spec(self) -> str:
-        return "fsdp2"
+        return f"fsdp2+{_spell(self.extra_bytes)}" if self.extra_bytes else "fsdp2"
 
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
         gathered_bytes: Counter[str] = Counter()
@@ -175,4 +207,5 @@ class Fsdp2(Budget):
             if collective.role is Role.PARAMETER:
                 key = f"launch {op.name}" if collective.unit is None else f"unit {collective.unit}"
                 gathered_bytes[key] += collective.payload_bytes
-        return as_written_peak_bytes + sum(size_bytes for _, size_bytes in gathered_bytes.most_common(2))
+        units_bytes = sum(size_bytes for _, size_bytes in gathered_bytes.most_common(2))
+        return as_written_peak_bytes + units_bytes + self.extra_bytes

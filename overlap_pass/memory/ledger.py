@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from overlap_pass.cost.compute import Cluster
 from overlap_pass.graph.program import OpKind, OpNode, Program
 
-__all__ = ["Ledger", "Lifetimes", "MemoryProfile", "peak"]
+__all__ = ["Ledger", "Lifetimes", "MemoryProfile", "peak", "resident_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +153,12 @@ class Ledger:
         twin._remaining = self._remaining.copy()
         twin.live_bytes, twin.peak_bytes = self.live_bytes, self.peak_bytes
         return twin
+
+
+def resident_bytes(forward: Program, backward: Program) -> int:
+    """What is held during the backward of a step that only the forward names, such as shards that nothing gathers again."""
+    held = (storage for storage in forward.storages if storage.held and storage.owner not in backward.index)
+    return sum(storage.size_bytes for storage in held)
 
 
 def peak(

@@ -21,11 +21,12 @@ from overlap_pass.errors import CaptureError, OptionError
 from overlap_pass.fsdp.convert import make_traceable
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
-from overlap_pass.planning import make_plan
+from overlap_pass.planning import Plan, budget_within, make_plan
 from overlap_pass.profiling import llama
 from overlap_pass.report.comparison import Comparison
 from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.rewrite.partition import partition
+from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.spec import spec
 
 __all__ = ["Build", "fake_world", "llama_step", "plan_llama", "plan_model", "trace", "trace_model"]
@@ -34,6 +35,8 @@ Report = Callable[[str], None]
 
 Build = Callable[[DeviceMesh], tuple[nn.Module, Sequence[Any]]]
 """Mesh → sharded model and its inputs."""
+
+Cut = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
 @contextlib.contextmanager
@@ -57,10 +60,13 @@ def fake_world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def trace(model: nn.Module, inputs: Sequence[Any]) -> tuple[Program, ...]:
+def trace(model: nn.Module, inputs: Sequence[Any], *, cut: Cut = partition) -> tuple[Program, ...]:
     """Forward and backward program of ``model(*inputs)``, whose result must be a scalar loss.
 
     The graphs are those that Inductor would start from: its decompositions, the min-cut partitioner, ZeRO-3 kept.
+
+    Args:
+        cut: joint graph → forward and backward graph, a ``partition_fn`` of AOTAutograd.
 
     Raises:
         CaptureError: the model does not trace into one graph.
@@ -75,7 +81,7 @@ def trace(model: nn.Module, inputs: Sequence[Any]) -> tuple[Program, ...]:
         return _unboxed(gm)
 
     backend = aot_autograd(
-        fw_compiler=collect, bw_compiler=collect, partition_fn=partition, decompositions=select_decomp_table()
+        fw_compiler=collect, bw_compiler=collect, partition_fn=cut, decompositions=select_decomp_table()
     )
     torch._dynamo.reset()
     try:
@@ -98,7 +104,9 @@ def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
-def trace_model(build: Build, *, world_size: int, progress: Report = lambda _: None) -> tuple[Program, ...]:
+def trace_model(
+    build: Build, *, world_size: int, progress: Report = lambda _: None, cut: Cut = partition
+) -> tuple[Program, ...]:
     """Forward and backward program of one training step on ``world_size`` ranks; arguments and errors as below."""
     if world_size < 2:
         raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
@@ -108,7 +116,7 @@ def trace_model(build: Build, *, world_size: int, progress: Report = lambda _: N
         # Constants that decompositions lift into the graph are real tensors.
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = build(mesh)
-            return trace(make_traceable(model), inputs)
+            return trace(make_traceable(model), inputs, cut=cut)
 
 
 def plan_model(
@@ -126,7 +134,7 @@ def plan_model(
         build: called with a 1-D device mesh over all ranks; shards a model on it with ``fully_shard`` and returns the
             model and its inputs, ``model(*inputs)`` being the loss. Runs under fake tensors: nothing is allocated, so a
             model of any size can be built, and no value can be read.
-        options: the backend's options (strategy, memory_budget, hardware, coalesce).
+        options: the backend's options (strategy, memory_budget, hardware, coalesce, reshard).
         title: what the report calls it.
         setting: (name, value) pairs for the report.
         progress: called with what is being done.
@@ -138,15 +146,18 @@ def plan_model(
     """
     config = Config.from_options(options)
     hardware = config.hardware_for(None)
-    plans = []
-    for program in trace_model(build, world_size=world_size, progress=progress):
+    by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
+    plans: list[Plan] = []
+    for program in trace_model(build, world_size=world_size, progress=progress, cut=by_budget or partition):
         progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
-        plans.append(make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce))
+        budget = budget_within(config.memory_budget if by_budget is None else by_budget.budget, program, plans)
+        plans.append(make_plan(program, hardware, config.strategy, budget, coalesce=config.coalesce))
     found = (
         ("ranks", f"{world_size} × {hardware.name}"),
         ("strategy", spec(config.strategy)),
         ("memory budget", config.memory_budget.spec),
         ("coalesce", str(config.coalesce)),
+        *(() if by_budget is None else by_budget.setting()),
         ("torch", torch.__version__),
     )
     return compare_plans(plans, title=title or f"{world_size} × {hardware.name}", setting=(*setting, *found))

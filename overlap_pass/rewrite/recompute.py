@@ -2,28 +2,42 @@
 
 Without a tag the partitioner saves gathered parameters as activations, which turns ZeRO-3 into ZeRO-2. The whole way of
 a gathered parameter is tagged, from its shard to the last op that only reshapes, casts or slices it: a partitioner that
-may save the permuted view saves the gathered memory with it.
+may save the permuted view saves the gathered memory with it. Which parameters stay is what the user told ``fully_shard``, or
+what the budget allows (``rewrite.reshard``).
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
 
 import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import OpKind, Phase, Role
+from overlap_pass.graph.program import CollectiveKind, OpKind, Phase, Role
 from overlap_pass.graph.read import ANNOTATION, read_program
+from overlap_pass.graph.targets import collective_kind
 from overlap_pass.schedule.placement import Placement
 
-__all__ = ["tag_gathers"]
+__all__ = ["asked_to_keep", "tag_gathers"]
 
 _REGION = 100_000
 """``ac_graph_id`` of the tagged ops: above the user's own checkpoint regions, which torch counts from 0."""
 
 
-def tag_gathers(graph: fx.Graph) -> int:
-    """Tag parameter gathers of a joint graph in place: recomputed in backward, or saved where the user said so.
+def asked_to_keep(graph: fx.Graph) -> frozenset[str]:
+    """Gathers whose result the user wants in backward, too (``reshard_after_forward=False``)."""
+    gathers = (node for node in graph.nodes if collective_kind(node.target) is CollectiveKind.ALL_GATHER)
+    return frozenset(node.name for node in gathers if not _note(node).get("reshard", True))
+
+
+def tag_gathers(graph: fx.Graph, kept: Collection[str] | None = None) -> int:
+    """Tag parameter gathers of a joint graph in place: saved for the backward or gathered again there.
+
+    Args:
+        kept: names of the launches whose results are saved; ``None`` for those that the user asked to keep.
 
     Returns:
         How many gathers were tagged.
@@ -31,6 +45,7 @@ def tag_gathers(graph: fx.Graph) -> int:
     program = read_program(graph, Phase.FORWARD, name="joint")
     if not program.launches:
         return 0
+    kept = asked_to_keep(graph) if kept is None else kept
     placement = Placement(build_dag(program))
     nodes = {node.name: node for node in graph.nodes}
     tagged = 0
@@ -38,7 +53,7 @@ def tag_gathers(graph: fx.Graph) -> int:
         if move.role is not Role.PARAMETER:
             continue
         launch = program.ops[move.launch]
-        policy = _policy(nodes[launch.name])
+        policy = CheckpointPolicy.MUST_SAVE if launch.name in kept else CheckpointPolicy.MUST_RECOMPUTE
         for position in (*move.head, move.launch, *move.waits, *_tail(placement, move.waits)):
             node = nodes[program.ops[position].name]
             saved_here = policy is CheckpointPolicy.MUST_SAVE and program.ops[position].kind is not OpKind.WAIT
@@ -56,9 +71,8 @@ def _note_padding(launch: fx.Node, head: list[fx.Node]) -> None:
         launch.meta["custom"] = {**custom, ANNOTATION: {**custom.get(ANNOTATION, {}), "padded": True}}
 
 
-def _policy(launch: fx.Node) -> CheckpointPolicy:
-    note = (launch.meta.get("custom") or {}).get(ANNOTATION) or {}
-    return CheckpointPolicy.MUST_RECOMPUTE if note.get("reshard", True) else CheckpointPolicy.MUST_SAVE
+def _note(node: fx.Node) -> dict[str, Any]:
+    return (node.meta.get("custom") or {}).get(ANNOTATION) or {}
 
 
 def _tail(placement: Placement, waits: tuple[int, ...]) -> list[int]:

@@ -1,0 +1,163 @@
+"""Which gathered parameters stay from forward to backward: memory that is free buys gathers that need not run again.
+
+Each parameter kept saves its second all-gather (and the casts before it) and holds its bytes from the forward to its last
+reader in backward. Those that save most per byte come first, what the backward needs first among equals; as many as leave an
+order that fits the budget could be kept. Keeping all of them may leave too little to gather the others ahead, so the two
+graphs are planned with several shares of them, and the shortest step is taken (ties: the fewest bytes).
+
+Peak and budget are those of the step: of forward and backward together, with what is held while only the other names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from overlap_pass.cost.hardware import Hardware
+from overlap_pass.cost.model import CostTable, price
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import Program
+from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.ledger import peak, resident_bytes
+from overlap_pass.schedule.kept import Gathered, gathered_twice, keep_in_backward, keep_in_forward
+from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.strategies.latest_start import LatestStart
+from overlap_pass.schedule.types import Problem
+from overlap_pass.simulate.engine import simulate
+from overlap_pass.units import format_bytes, format_us
+
+__all__ = ["Resharding", "choose_kept"]
+
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_QUICK = LatestStart(margin=1.5)
+_RESERVE = 0.01
+"""Share of the budget that nothing is kept in: the compiler still changes both graphs a little before they are planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resharding:
+    """The decision, and the budget that it was made for.
+
+    Attributes:
+        kept: launches of the forward whose results stay, most time saved per byte first.
+        names: the kept parameters' names, as far as they are known.
+        gathered: how many parameters both graphs would gather.
+        kept_bytes: held for them between forward and backward.
+        saved_us: what that is predicted to save in forward and backward together.
+        budget_bytes: bound on the peak of the step, ``None`` for none.
+    """
+
+    kept: tuple[str, ...]
+    names: tuple[str, ...]
+    gathered: int
+    kept_bytes: int
+    saved_us: float
+    budget_bytes: int | None
+
+    def summary(self) -> str:
+        """One line for a log or a report."""
+        return (
+            f"{len(self.kept)} of {self.gathered} gathered parameters stay from forward to backward "
+            f"({format_bytes(self.kept_bytes)}, {format_us(self.saved_us)} predicted)"
+        )
+
+
+def choose_kept(
+    forward: Program, backward: Program, hardware: Hardware, budget: Budget, *, asked: Collection[str] = ()
+) -> Resharding:
+    """Decide for the two graphs of a step, from what is the same on every rank.
+
+    Args:
+        forward, backward: the step with every parameter gathered twice.
+        hardware: what both are priced for.
+        budget: bound on the peak of the step.
+        asked: launches whose results the user would keep (``reshard_after_forward=False``); a budget relative to the order
+            as written is relative to that step.
+    """
+    step = _Step(forward, backward, hardware)
+    user = [gather for gather in step.gathers if gather.launch in asked]
+    budget_bytes = step.budget_bytes(budget, user)
+    ranked = step.ranked()
+    limit_bytes = None if budget_bytes is None else budget_bytes - int(_RESERVE * budget_bytes)
+    most = _most(step, ranked, limit_bytes)
+    counts = [len(ranked)] if limit_bytes is None else sorted({int(most * share) for share in _SHARES})
+    steps_us = {count: step.planned_us(ranked[:count], limit_bytes) for count in dict.fromkeys((0, *counts))}
+    best = min(counts, key=lambda count: (steps_us[count], count))
+    kept = ranked[:best]
+    names = [forward.op(gather.launch).collective for gather in kept]
+    return Resharding(
+        kept=tuple(gather.launch for gather in kept),
+        names=tuple(name.parameter for name in names if name is not None and name.parameter is not None),
+        gathered=len(ranked),
+        kept_bytes=sum(gather.size_bytes for gather in kept),
+        saved_us=steps_us[0] - steps_us[best],
+        budget_bytes=budget_bytes,
+    )
+
+
+def _most(step: _Step, ranked: Sequence[Gathered], limit_bytes: int | None) -> int:
+    """How many of the first can be kept such that some order fits, by bisection: each one more needs more."""
+    if limit_bytes is None:
+        return len(ranked)
+    low, high = 0, len(ranked)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if step.smallest_bytes(ranked[:middle]) <= limit_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class _Step:
+    """Forward and backward, with any of the gathers kept."""
+
+    def __init__(self, forward: Program, backward: Program, hardware: Hardware) -> None:
+        self._forward, self._backward, self._hardware = forward, backward, hardware
+        self.gathers = gathered_twice(forward, backward)
+
+    def kept(self, gathers: Sequence[Gathered]) -> tuple[Program, Program]:
+        return keep_in_forward(self._forward, gathers), keep_in_backward(self._backward, gathers)
+
+    def ranked(self) -> tuple[Gathered, ...]:
+        """By time saved per byte held, then by first need in backward."""
+        costs = price(self._backward, self._hardware)
+        moves = {self._backward.ops[m.launch].name: m.head for m in Placement(build_dag(self._backward)).moves}
+
+        def saved_us(gather: Gathered) -> float:
+            return costs.duration_us[gather.launch] + sum(
+                costs.duration_us[self._backward.ops[position].name] for position in moves[gather.launch]
+            )
+
+        return tuple(sorted(self.gathers, key=lambda g: (-saved_us(g) / max(g.size_bytes, 1), g.used_at)))
+
+    def budget_bytes(self, budget: Budget, kept: Sequence[Gathered]) -> int | None:
+        """Bound on the step: the larger of the two graphs' bounds, each with all that the process holds."""
+        forward, backward = self.kept(kept)
+        first_bytes = budget.resolve(forward, peak(forward).peak_bytes)
+        beside_bytes = resident_bytes(forward, backward)
+        whole_bytes = peak(backward, resident_bytes=beside_bytes).peak_bytes
+        second_bytes = budget.resolve(backward, whole_bytes)
+        return None if first_bytes is None or second_bytes is None else max(first_bytes, second_bytes)
+
+    def smallest_bytes(self, kept: Sequence[Gathered]) -> int:
+        """Least peak of the step in any order that is known."""
+        forward, backward = self.kept(kept)
+        return max(_least_bytes(forward), _least_bytes(backward) + resident_bytes(forward, backward))
+
+    def planned_us(self, kept: Sequence[Gathered], limit_bytes: int | None) -> float:
+        """The step in the simulator, quickly planned."""
+        forward, backward = self.kept(kept)
+        beside_bytes = resident_bytes(forward, backward)
+        left_bytes = None if limit_bytes is None else limit_bytes - beside_bytes
+        return self._quick_us(forward, limit_bytes) + self._quick_us(backward, left_bytes)
+
+    def _quick_us(self, program: Program, budget_bytes: int | None) -> float:
+        costs: CostTable = price(program, self._hardware)
+        schedule = _QUICK.schedule(Problem(build_dag(program), costs, budget_bytes))
+        return simulate(program, costs, schedule.order).step_us
+
+
+def _least_bytes(program: Program) -> int:
+    return min(Room.of(Placement(build_dag(program))).smallest_bytes, peak(program).peak_bytes)
