@@ -57,10 +57,10 @@ def step(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def make_step(
-    name: str = "bench-2b" if CUDA else "tiny", tokens: int = 4096 if CUDA else 128
+    model: str = "bench-2b" if CUDA else "tiny", tokens: int = 4096 if CUDA else 128
 ) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, Tensor]]:
     """What is measured: the model before ``torch.compile``, and ``step(model, *batch)`` with its batch."""
-    return make_model(name), step, make_batch(name, tokens)
+    return make_model(model), step, make_batch(model, tokens)
 
 
 def main() -> None:

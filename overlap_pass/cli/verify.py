@@ -37,14 +37,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--against",
         default="as-written,fsdp2,fsdp2-compile",
-        help="systems to compare with: as-written, fsdp2, fsdp2-compile, torch-overlap (%(default)s)",
+        help=(
+            "systems to compare with: as-written, fsdp2, fsdp2-compile, torch-overlap, torch-manual, compute-only "
+            "(%(default)s)"
+        ),
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument for the function")
     parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
     parser.add_argument("--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
     parser.add_argument("--hardware", help="hardware name or TOML file that costs are taken from")
-    parser.add_argument("--rounds", type=int, default=4, help="alternating blocks (%(default)s)")
-    parser.add_argument("--steps", type=int, default=6, help="steps in a block (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=6, help="alternating blocks (%(default)s)")
+    parser.add_argument("--steps", type=int, default=4, help="steps in a block (%(default)s)")
     parser.add_argument(
         "--profiled", type=int, default=4, help="profiled steps of each system, 0 for none (%(default)s)"
     )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch._inductor.config as inductor_config
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from overlap_pass.profiling.workload import Workload
 from overlap_pass.report.verification import Agreement
 
-__all__ = ["Numbers", "agreement", "numbers", "reproducible"]
+__all__ = ["Numbers", "agreement", "numbers", "on_all_ranks", "reproducible"]
 
 _STEPS = 2
 
@@ -69,6 +70,21 @@ def agreement(reference: str, expected: Numbers, found: Numbers) -> Agreement:
         gradients_equal=sum(error == 0.0 for error in errors.values()),
         worst_relative=errors.get(where, 0.0),
         worst_parameter=where,
+    )
+
+
+def on_all_ranks(found: Agreement) -> Agreement:
+    """The agreements of all ranks as one, the same on each: a rank that differs must not decide differently."""
+    if not dist.is_initialized():
+        return found
+    every: list[Agreement] = [found] * dist.get_world_size()
+    dist.all_gather_object(every, found)
+    worst = max(every, key=lambda one: float("inf") if one.worst_relative is None else one.worst_relative)
+    return replace(
+        worst,
+        losses_equal=all(one.losses_equal for one in every),
+        gradients=sum(one.gradients for one in every),
+        gradients_equal=sum(one.gradients_equal for one in every),
     )
 
 

@@ -43,16 +43,16 @@ class Clock:
 
 def interleaved(
     workloads: Sequence[Workload], device: torch.device, *, rounds: int, steps: int
-) -> list[tuple[float, ...]]:
+) -> list[tuple[tuple[float, ...], ...]]:
     """Step times of each workload, in microseconds, the slowest rank's at every step.
 
     Blocks of ``steps`` steps alternate in the order A B C … then … C B A (a slow drift of the machine then weighs on
     all alike); the counts are fixed, so that every rank runs the same collectives.
 
     Returns:
-        For each workload ``rounds * steps`` samples in the order they were taken.
+        For each workload ``rounds`` blocks of ``steps`` samples, in the order they were taken.
     """
-    samples: list[list[float]] = [[] for _ in workloads]
+    blocks: list[list[tuple[float, ...]]] = [[] for _ in workloads]
     forth = list(range(len(workloads)))
     for turn in range(rounds):
         for which in forth if turn % 2 == 0 else reversed(forth):
@@ -62,13 +62,13 @@ def interleaved(
             for _ in range(steps):
                 workloads[which]()
                 clock.mark()
-            samples[which] += clock.durations_us()
-    return [tuple(_slowest_rank(found, device)) for found in samples]
+            blocks[which].append(_slowest_rank(clock.durations_us(), device))
+    return [tuple(found) for found in blocks]
 
 
-def _slowest_rank(durations_us: list[float], device: torch.device) -> list[float]:
+def _slowest_rank(durations_us: list[float], device: torch.device) -> tuple[float, ...]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return durations_us
+        return tuple(durations_us)
     values = torch.tensor(durations_us, dtype=torch.float64, device=device)
     dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return [float(value) for value in values.tolist()]
+    return tuple(values.tolist())

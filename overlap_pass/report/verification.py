@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import asdict, dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from overlap_pass.errors import PlanError
 from overlap_pass.report.comparison import Comparison, Side
+from overlap_pass.report.significance import CONFIDENCE, Interval, least_rounds, location, ratio
 from overlap_pass.schedule.types import Decision
 from overlap_pass.units import format_us
 
-__all__ = ["SCHEMA", "Agreement", "Measured", "Verification"]
+__all__ = ["SCHEMA", "Agreement", "LeftOut", "Measured", "Outcome", "SystemKind", "Verification"]
 
-SCHEMA = "overlap-pass/verification/1"
+SCHEMA = "overlap-pass/verification/2"
 
 NOISE_FACTOR = 3.0
 
 
+class SystemKind(enum.StrEnum):
+    """What a system is measured for."""
+
+    BASELINE = "baseline"
+    """To be beaten."""
+    SCHEDULED = "scheduled"
+    """Ours."""
+    FLOOR = "floor"
+    """Work that lacks a part, as a measure of what is left: it beats nobody."""
+
+
+class Outcome(enum.StrEnum):
+    """What the measured steps show of the schedule, against the fastest baseline."""
+
+    WRONG = "wrong"
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference shown"
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How two systems' losses and gradients compare on one rank.
+    """How two systems' losses and gradients compare, over the shards of all ranks.
 
     Attributes:
         reference: name of the system compared with.
@@ -43,15 +65,25 @@ class Agreement:
         return self.losses_equal and self.gradients == self.gradients_equal
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A system that could not be measured, and why."""
+
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Measured:
     """One system.
 
     Attributes:
         name: what reports call it.
-        step_samples_us: unprofiled steps, the slowest rank's each time.
-        peak_bytes, reserved_bytes: peak allocated, and reserved by the caching allocator, on this rank.
-        agreement: numbers against its reference; ``None`` for the reference itself.
+        kind: what it is measured for.
+        blocks_us: for each round the unprofiled steps of this system, the slowest rank's each time.
+        peak_bytes, reserved_bytes: peak allocated, and reserved by the caching allocator, on the rank with the most;
+            0 on a device that keeps no count.
+        agreement: numbers against its reference; ``None`` for the reference itself and where none were taken.
         bitwise: the agreement is required to be exact (same lowering, same order of additions).
         noise: ``worst_relative`` of the reference against itself, run twice; 0.0 where it repeats bit for bit. Where it
             does not, nothing can be asked to equal it bit for bit, and ``bitwise`` asks for an agreement within
@@ -60,23 +92,27 @@ class Measured:
     """
 
     name: str
-    step_samples_us: tuple[float, ...]
+    kind: SystemKind
+    blocks_us: tuple[tuple[float, ...], ...]
     peak_bytes: int
     reserved_bytes: int
-    agreement: Agreement | None
-    bitwise: bool
-    side: Side | None
+    agreement: Agreement | None = None
+    bitwise: bool = False
     noise: float = 0.0
+    side: Side | None = None
+
+    @property
+    def step_samples_us(self) -> tuple[float, ...]:
+        return tuple(step_us for block in self.blocks_us for step_us in block)
 
     @property
     def median_us(self) -> float:
         return median(self.step_samples_us)
 
     @property
-    def quartiles_us(self) -> tuple[float, float]:
-        """First and third quartile of the samples."""
-        first, _, third = quantiles(self.step_samples_us, n=4, method="inclusive")
-        return first, third
+    def interval_us(self) -> Interval:
+        """Where the system's block medians lie."""
+        return location([median(block) for block in self.blocks_us])
 
     @property
     def wrong(self) -> bool:
@@ -89,9 +125,10 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "kind": self.kind.value,
             "step_median_us": self.median_us,
-            "step_quartiles_us": list(self.quartiles_us),
-            "step_samples_us": list(self.step_samples_us),
+            "step_interval_us": asdict(self.interval_us),
+            "step_blocks_us": [list(block) for block in self.blocks_us],
             "peak_bytes": self.peak_bytes,
             "reserved_bytes": self.reserved_bytes,
             "bitwise_required": self.bitwise,
@@ -103,54 +140,79 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verification:
-    """All systems, the scheduled one last.
+    """All systems.
 
     Attributes:
         title: what was measured.
-        systems: at least one baseline, then the scheduled system.
+        systems: at least one baseline and one scheduled system.
+        left_out: systems that were asked for and failed.
         setting: (name, value) pairs: hardware, versions, options, command, date.
         decisions: the moves behind the scheduled system, where this process planned them.
     """
 
     title: str
     systems: tuple[Measured, ...]
+    left_out: tuple[LeftOut, ...] = ()
     setting: tuple[tuple[str, str], ...] = ()
     decisions: tuple[Decision, ...] = ()
 
     @property
     def scheduled(self) -> Measured:
-        return self.systems[-1]
+        """The fastest of the scheduled systems."""
+        return self._fastest(SystemKind.SCHEDULED)
 
     @property
     def best_baseline(self) -> Measured:
-        return min(self.systems[:-1], key=lambda system: system.median_us)
+        return self._fastest(SystemKind.BASELINE)
+
+    def _fastest(self, kind: SystemKind) -> Measured:
+        return min((system for system in self.systems if system.kind is kind), key=lambda system: system.median_us)
+
+    @property
+    def change(self) -> Interval:
+        """How many times as long a scheduled step takes as one of the best baseline."""
+        return ratio(self.scheduled.blocks_us, self.best_baseline.blocks_us)
+
+    @property
+    def outcome(self) -> Outcome:
+        """A difference counts where the whole interval lies on one side and has the confidence asked for."""
+        change = self.change
+        if self.scheduled.wrong:
+            return Outcome.WRONG
+        if change.conclusive and change.high < 1:
+            return Outcome.FASTER
+        if change.conclusive and change.low > 1:
+            return Outcome.SLOWER
+        return Outcome.NO_DIFFERENCE
 
     @property
     def keep(self) -> bool:
-        """The scheduled step is faster than every baseline, beyond the spread, and its numbers are right.
+        """The scheduled step is faster than the best baseline, and its numbers are right."""
+        return self.outcome is Outcome.FASTER
 
-        Beyond the spread: its third quartile lies below the baseline's first, or at least three quarters of its
-        samples lie below the baseline's median (robust to a heavy tail on a shared machine).
-        """
-        ours, best = self.scheduled, self.best_baseline
-        if ours.wrong or ours.median_us >= best.median_us:
-            return False
-        return ours.quartiles_us[1] < best.median_us
+    @property
+    def kept(self) -> str:
+        """Name of the system to use."""
+        return (self.scheduled if self.keep else self.best_baseline).name
 
     @property
     def verdict(self) -> str:
-        ours, best = self.scheduled, self.best_baseline
+        ours, best, change = self.scheduled, self.best_baseline, self.change
         times = f"{format_us(ours.median_us)} a step against {format_us(best.median_us)} of {best.name}"
-        change = 100 * (1 - ours.median_us / best.median_us)
-        if ours.wrong and ours.agreement is not None:
-            return f"DO NOT USE: numbers differ from {ours.agreement.reference}, which must be equal bit for bit."
-        if self.keep:
-            equal = ours.agreement is not None and ours.agreement.exact
-            numbers = "numbers equal bit for bit" if equal else "numbers as close as they can be asked to be"
-            return f"Keep the schedule: {times}, {change:.1f} % faster, {numbers}."
-        if change > 0:
-            return f"No clear gain: {times}, {change:.1f} % faster, within the spread."
-        return f"Keep {best.name}: {times}, {-change:.1f} % slower."
+        match self.outcome:
+            case Outcome.WRONG:
+                reference = ours.agreement.reference if ours.agreement is not None else best.name
+                return f"DO NOT USE: numbers differ from {reference}, which must be equal bit for bit."
+            case Outcome.FASTER:
+                return f"Keep the schedule: {times}, {_percent(change, faster=True)} faster, {_numbers(ours)}."
+            case Outcome.SLOWER:
+                return f"Keep {best.name}: {times}, {_percent(change, faster=False)} slower."
+        if not change.conclusive:
+            return (
+                f"No difference shown: {times}; {len(ours.blocks_us)} rounds give {100 * change.confidence:.0f} % "
+                f"confidence at most, {100 * CONFIDENCE:.0f} % takes {least_rounds()}."
+            )
+        return f"No difference shown: {times}, {_percent(change, faster=False)} slower."
 
     def comparison(self) -> Comparison:
         """The scheduled step beside the best baseline, with timelines.
@@ -175,7 +237,24 @@ class Verification:
             "schema": SCHEMA,
             "title": self.title,
             "verdict": self.verdict,
+            "outcome": self.outcome.value,
             "keep": self.keep,
+            "change": asdict(self.change),
             "setting": [list(pair) for pair in self.setting],
             "systems": [system.to_json() for system in self.systems],
+            "left_out": [asdict(system) for system in self.left_out],
         }
+
+
+def _percent(change: Interval, *, faster: bool) -> str:
+    """``9.0 % (8.1 to 9.9)``: the change and its interval, counted in one direction."""
+    sign = -1 if faster else 1
+    value, *ends = (sign * 100 * (ratio - 1) for ratio in (change.value, change.low, change.high))
+    low, high = sorted(ends)
+    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+
+
+def _numbers(system: Measured) -> str:
+    if system.agreement is None:
+        return "numbers not compared"
+    return "numbers equal bit for bit" if system.agreement.exact else "numbers as close as they can be asked to be"

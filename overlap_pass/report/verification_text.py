@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from overlap_pass.report.verification import Measured, Verification
+from overlap_pass.report.verification import Measured, SystemKind, Verification
 from overlap_pass.units import format_bytes, format_us, ns_to_us
 
 __all__ = ["render"]
@@ -26,6 +26,8 @@ def render(verification: Verification, *, width: int = 120, colour: bool = False
     console.print(Text(verification.title, style="bold"))
     console.print(Text(verification.verdict))
     console.print(_table(verification))
+    for left in verification.left_out:
+        console.print(Text(f"left out: {left.name} ({left.reason})"))
     for name, value in verification.setting:
         console.print(Text(f"{name}: {value}", style="dim"))
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
@@ -34,16 +36,17 @@ def render(verification: Verification, *, width: int = 120, colour: bool = False
 def _table(verification: Verification) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("system", no_wrap=True)
-    for heading in ("step", "quartiles", "compute", "exposed", "idle", "peak", "reserved", "numbers"):
+    for heading in ("step", "95 % interval", "compute", "exposed", "idle", "peak", "reserved", "numbers"):
         table.add_column(heading, justify="right", no_wrap=True)
+    compared = any(system.agreement is not None for system in verification.systems)
     for system in verification.systems:
         style = "bold" if system is verification.scheduled else ""
-        table.add_row(*_cells(system), style=style)
+        table.add_row(*_cells(system, compared), style=style)
     return table
 
 
-def _cells(system: Measured) -> list[str]:
-    low_us, high_us = system.quartiles_us
+def _cells(system: Measured, compared: bool) -> list[str]:
+    interval = system.interval_us
     stats = system.side.stats if system.side is not None else None
     traced = [_NONE] * 3
     if stats is not None:
@@ -51,18 +54,18 @@ def _cells(system: Measured) -> list[str]:
     return [
         system.name,
         format_us(system.median_us),
-        f"{low_us / 1000:.1f}–{high_us / 1000:.1f} ms",
+        f"{interval.low / 1000:.1f}–{interval.high / 1000:.1f} ms",
         *traced,
-        format_bytes(system.peak_bytes),
-        format_bytes(system.reserved_bytes),
-        _numbers(system),
+        format_bytes(system.peak_bytes) if system.peak_bytes else _NONE,
+        format_bytes(system.reserved_bytes) if system.reserved_bytes else _NONE,
+        _numbers(system, compared),
     ]
 
 
-def _numbers(system: Measured) -> str:
+def _numbers(system: Measured, compared: bool) -> str:
     found = system.agreement
     if found is None:
-        return "reference"
+        return "reference" if compared and system.kind is not SystemKind.FLOOR else _NONE
     if found.exact:
         return f"= {found.reference}"
     error = "missing" if found.worst_relative is None else f"{found.worst_relative:.1e}"

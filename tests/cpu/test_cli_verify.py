@@ -32,6 +32,7 @@ def test_without_cuda_it_says_so_and_what_to_do(capsys) -> None:
         ([f"{EXAMPLE}:make_stp"], "defines no function 'make_stp'"),
         ([f"{EXAMPLE}:make_step", "--against", "fsdp3"], "against='fsdp3' is unknown: did you mean 'fsdp2'?"),
         ([f"{EXAMPLE}:make_step", "--against", ","], "names nothing"),
+        ([f"{EXAMPLE}:make_step", "--against", "compute-only"], "names nothing to compare with"),
         ([f"{EXAMPLE}:make_step", "--set", "tokens"], "--set 'tokens' is no NAME=VALUE"),
         ([f"{EXAMPLE}:make_step", "--rounds", "1"], "--rounds=1 is too small: at least 2"),
     ],
@@ -45,7 +46,14 @@ def test_input_that_cannot_be_used_is_named_in_one_line(capsys, arguments, messa
 
 def test_baselines_are_found_by_name_each_once() -> None:
     assert [variant.name for variant in baselines("fsdp2, as-written,fsdp2")] == ["fsdp2", "as-written"]
-    assert set(BASELINES) == {"as-written", "fsdp2", "fsdp2-compile", "torch-overlap"}
+    assert set(BASELINES) == {
+        "as-written",
+        "fsdp2",
+        "fsdp2-compile",
+        "torch-overlap",
+        "torch-manual",
+        "compute-only",
+    }
 
 
 def test_arguments_reach_the_users_function(tmp_path) -> None:

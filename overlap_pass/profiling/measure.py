@@ -1,0 +1,244 @@
+"""The same step under several systems, side by side on the devices at hand: time, memory, numbers, traces.
+
+Every rank runs the same number of steps of each system, whatever it measures: all counts are given, none follows from a
+clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch.distributed as dist
+
+from overlap_pass.profiling.capture import profile_steps, typical_step
+from overlap_pass.profiling.numbers import Numbers, agreement, numbers, on_all_ranks, reproducible
+from overlap_pass.profiling.timing import interleaved
+from overlap_pass.profiling.variants import Variant
+from overlap_pass.profiling.workload import MakeStep, Workload
+from overlap_pass.report.comparison import Side
+from overlap_pass.report.verification import Agreement, LeftOut, Measured, SystemKind
+
+__all__ = ["Effort", "measure"]
+
+Report = Callable[[str], None]
+Blocks = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured; equal on every rank.
+
+    Attributes:
+        warm_up: steps of each system before anything is measured (compilation is in the first).
+        rounds, steps: blocks of ``steps`` steps alternate ``rounds`` times.
+        profiled: steps in each trace; 0 for no traces.
+        numbers: losses and gradients are compared, in builds of their own.
+    """
+
+    warm_up: int = 5
+    rounds: int = 6
+    steps: int = 4
+    profiled: int = 4
+    numbers: bool = True
+
+
+def measure(
+    make_step: MakeStep,
+    variants: Sequence[Variant],
+    effort: Effort,
+    *,
+    device: torch.device,
+    progress: Report = lambda _: None,
+) -> tuple[tuple[Measured, ...], tuple[LeftOut, ...]]:
+    """Build each system once, then time them all in alternating blocks.
+
+    A system that fails while it is built (a peer's pass on a graph that it does not know) is left out on all ranks; a
+    scheduled one must not fail.
+
+    Args:
+        make_step: called once for each system (and once more for numbers); must build the same each time.
+        variants: the systems; the first is the reference for numbers unless a variant names another.
+        device: this rank's.
+    """
+    bench = _Bench(device, effort, progress)
+    if effort.numbers:
+        for variant in variants:
+            bench.attempt(variant, make_step, bench.take_numbers)
+    # Every system compiles the same functions: more entries than a user's process would ever have.
+    with dynamo_config.patch(recompile_limit=len(variants) * 8):
+        for variant in variants:
+            bench.attempt(variant, make_step, bench.add)
+        blocks = bench.time()
+        sides = bench.profile(blocks)
+    reference = bench.entries[0].variant
+    systems = tuple(
+        Measured(
+            name=entry.variant.name,
+            kind=entry.variant.kind,
+            blocks_us=taken,
+            peak_bytes=entry.peak_bytes,
+            reserved_bytes=entry.reserved_bytes,
+            agreement=bench.compare(entry.variant, reference),
+            bitwise=entry.variant.bitwise_with in bench.numbers,
+            noise=bench.noise.get(bench.reference_of(entry.variant, reference), 0.0),
+            side=side,
+        )
+        for entry, taken, side in zip(bench.entries, blocks, sides, strict=True)
+    )
+    return systems, tuple(bench.left_out.values())
+
+
+@dataclass
+class _Entry:
+    """One system that is built and warm."""
+
+    variant: Variant
+    workload: Workload
+    peak_bytes: int
+    reserved_bytes: int
+
+
+class _Bench:
+    """Builds systems one after the other, then measures them side by side."""
+
+    def __init__(self, device: torch.device, effort: Effort, progress: Report) -> None:
+        self.device, self.effort, self.progress = device, effort, progress
+        self.entries: list[_Entry] = []
+        self.numbers: dict[str, Numbers] = {}
+        self.noise: dict[str, float] = {}  # how much each system differs from itself, run twice
+        self.left_out: dict[str, LeftOut] = {}
+
+    def attempt(self, variant: Variant, make_step: MakeStep, build: Callable[[Variant, MakeStep], None]) -> None:
+        """Build a system; one that may fail and does is left out, on every rank or on none."""
+        if variant.name in self.left_out:
+            return
+        if variant.kind is SystemKind.SCHEDULED:
+            build(variant, make_step)
+            return
+        reason = ""
+        try:
+            build(variant, make_step)
+        except Exception as error:  # noqa: BLE001  a peer's compiler may raise anything; what, is in the report
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reasons = [reason] * dist.get_world_size()
+        dist.all_gather_object(reasons, reason)
+        if found := next(filter(None, reasons), ""):
+            self.left_out[variant.name] = LeftOut(variant.name, found)
+            self.entries = [entry for entry in self.entries if entry.variant is not variant]
+            self.numbers.pop(variant.name, None)
+            self.progress(f"{variant.name}: left out ({found})")
+
+    def take_numbers(self, variant: Variant, make_step: MakeStep) -> None:
+        """Losses and gradients of a build of its own, by deterministic kernels; nothing of it stays."""
+        if variant.kind is SystemKind.FLOOR:
+            return  # lacks a part of the work, so its gradients are others
+        self.progress(f"{variant.name}: losses and gradients, by deterministic kernels")
+        with reproducible():
+            workload = _build(variant, make_step)
+            found = numbers(workload)
+            again = on_all_ranks(agreement(variant.name, found, numbers(workload)))
+        self.numbers[variant.name] = found
+        self.noise[variant.name] = again.worst_relative or 0.0
+        del workload
+        torch._dynamo.reset()
+        _release(self.device)
+
+    def add(self, variant: Variant, make_step: MakeStep) -> None:
+        """Build, warm up and take the peak memory, without what the systems before it hold."""
+        self.progress(f"{variant.name}: building and compiling")
+        _release(self.device)
+        held = _Held.now(self.device)
+        workload = _build(variant, make_step)
+        for _ in range(self.effort.warm_up):
+            workload()
+        held.restart()
+        for _ in range(2):
+            workload()
+        peak_bytes, reserved_bytes = held.peaks()
+        self.entries.append(_Entry(variant, workload, peak_bytes, reserved_bytes))
+        workload.drop_gradients()
+
+    def time(self) -> list[Blocks]:
+        self.progress("timing all systems in alternating blocks")
+        workloads = [entry.workload for entry in self.entries]
+        return interleaved(workloads, self.device, rounds=self.effort.rounds, steps=self.effort.steps)
+
+    def profile(self, blocks: Sequence[Blocks]) -> list[Side | None]:
+        if self.effort.profiled == 0 or self.device.type != "cuda":
+            return [None for _ in self.entries]
+        sides: list[Side | None] = []
+        with tempfile.TemporaryDirectory() as folder:
+            for entry, taken in zip(self.entries, blocks, strict=True):
+                self.progress(f"{entry.variant.name}: profiling")
+                path = Path(folder) / f"{len(sides)}.json.gz"
+                profile_steps(entry.workload, path, steps=self.effort.profiled)
+                timeline = typical_step(path, entry.variant.name)
+                samples_us = tuple(step_us for block in taken for step_us in block)
+                sides.append(
+                    Side.of(entry.variant.name, timeline, peak_bytes=entry.peak_bytes, step_samples_us=samples_us)
+                )
+        return sides
+
+    def compare(self, variant: Variant, reference: Variant) -> Agreement | None:
+        name = self.reference_of(variant, reference)
+        if name == variant.name or not {name, variant.name} <= self.numbers.keys():
+            return None
+        return on_all_ranks(agreement(name, self.numbers[name], self.numbers[variant.name]))
+
+    def reference_of(self, variant: Variant, reference: Variant) -> str:
+        """The system whose numbers a variant is held against."""
+        return variant.bitwise_with if variant.bitwise_with in self.numbers else reference.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What was held before a system was built, to be taken off its peaks."""
+
+    device: torch.device
+    allocated_bytes: int
+    reserved_bytes: int
+
+    @classmethod
+    def now(cls, device: torch.device) -> _Held:
+        if device.type != "cuda":
+            return cls(device, 0, 0)
+        return cls(device, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+
+    def restart(self) -> None:
+        """Forget peaks so far."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peaks(self) -> tuple[int, int]:
+        """Peak allocated and reserved above what was held, on the rank with the most; zeros without a CUDA device."""
+        if self.device.type != "cuda":
+            return 0, 0
+        torch.cuda.synchronize()
+        peaks = torch.tensor(
+            [
+                torch.cuda.max_memory_allocated(self.device) - self.allocated_bytes,
+                torch.cuda.max_memory_reserved(self.device) - self.reserved_bytes,
+            ],
+            device=self.device,
+        )
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX)
+        allocated_bytes, reserved_bytes = peaks.tolist()
+        return int(allocated_bytes), int(reserved_bytes)
+
+
+def _build(variant: Variant, make_step: MakeStep) -> Workload:
+    model, step, data = make_step()
+    return Workload(model, variant.prepare(model), step, data)
+
+
+def _release(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
