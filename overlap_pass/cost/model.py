@@ -88,7 +88,7 @@ def price(
             unknown.append(op.name)
     for cluster in clusters(program):
         duration_us.update(zip(cluster.members, member_us(cluster, hardware), strict=True))
-        launch_us.update(dict.fromkeys(cluster.members[1:], 0.0))
+        launch_us.update(dict.fromkeys(cluster.members[1 if cluster.runs else 0 :], 0.0))
     known = _measurements(measured or {}, duration_us)
     return CostTable(
         duration_us={**duration_us, **known},

@@ -55,7 +55,7 @@ class Category(enum.StrEnum):
 
     @property
     def fusible(self) -> bool:
-        return self in (Category.POINTWISE, Category.REDUCTION)
+        return self in (Category.POINTWISE, Category.REDUCTION, Category.COPY)
 
     @property
     def moves_data(self) -> bool:
