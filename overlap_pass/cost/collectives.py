@@ -24,7 +24,7 @@ from __future__ import annotations
 from overlap_pass.cost.hardware import Hardware, Link
 from overlap_pass.graph.program import Collective, CollectiveKind
 
-__all__ = ["collective_us", "link_of"]
+__all__ = ["collective_us", "crossing_bytes", "link_of"]
 
 
 def link_of(group_size: int, hardware: Hardware, ranks_per_node: int | None = None) -> str:
@@ -48,7 +48,7 @@ def collective_us(collective: Collective, hardware: Hardware, ranks_per_node: in
     nodes = -(-size // local)
     if nodes == 1:
         alpha_us = hardware.intra_node.latency_us + rounds * (size - 1) * hardware.intra_node.hop_us
-        return alpha_us + _transfer_us(_crossing_bytes(collective), hardware.intra_node)
+        return alpha_us + _transfer_us(crossing_bytes(collective), hardware.intra_node)
     hops_us = (nodes - 1) * hardware.inter_node.hop_us + (size - nodes) * hardware.intra_node.hop_us
     alpha_us = hardware.inter_node.latency_us + rounds * hops_us
     if collective.kind is CollectiveKind.ALL_TO_ALL:
@@ -59,8 +59,8 @@ def collective_us(collective: Collective, hardware: Hardware, ranks_per_node: in
         )
         return alpha_us + transfer_us
     return alpha_us + max(
-        _transfer_us(_crossing_bytes(collective) / local, hardware.inter_node),
-        _transfer_us(_crossing_bytes(collective), hardware.intra_node) if local > 1 else 0.0,
+        _transfer_us(crossing_bytes(collective) / local, hardware.inter_node),
+        _transfer_us(crossing_bytes(collective), hardware.intra_node) if local > 1 else 0.0,
     )
 
 
@@ -68,7 +68,8 @@ def _per_node(group_size: int, hardware: Hardware, ranks_per_node: int | None) -
     return min(group_size, hardware.node.gpus if ranks_per_node is None else ranks_per_node)
 
 
-def _crossing_bytes(collective: Collective) -> float:
+def crossing_bytes(collective: Collective) -> float:
+    """Bytes that cross the link of one rank."""
     size, payload_bytes = collective.group_size, collective.payload_bytes
     match collective.kind:
         case CollectiveKind.ALL_GATHER | CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL:
