@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,28 +120,18 @@ def _write(args: argparse.Namespace, report: AnalysisReport) -> None:
 
 @contextmanager
 def _progress(total_bytes: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar on a terminal, a line every two seconds elsewhere; on stderr, and only once two seconds have passed."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    """Gives what takes the name of a file and the bytes read so far, and says it once two seconds have passed."""
+    began = time.monotonic()
+    with ExitStack() as open_bar:
+        show: Callable[[str, int], None] | None = None
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    task = bar.add_task("reading", total=total_bytes)
-    said = time.monotonic()
+        def when_slow(name: str, done_bytes: int) -> None:
+            nonlocal show
+            if show is None and time.monotonic() - began >= _QUIET_S:
+                from overlap_pass.cli.reading import reading  # most traces are read before rich has been imported
 
-    def show(name: str, done_bytes: int) -> None:
-        nonlocal said
-        bar.update(task, description=f"reading {name}", completed=done_bytes)
-        if time.monotonic() - said < _QUIET_S:
-            return
-        if console.is_terminal:
-            bar.start()
-            return
-        said = time.monotonic()
-        console.print(f"reading {name}: {100 * done_bytes // max(1, total_bytes)} %", markup=False, soft_wrap=True)
+                show = open_bar.enter_context(reading(total_bytes))
+            if show is not None:
+                show(name, done_bytes)
 
-    try:
-        yield show
-    finally:
-        bar.stop()
+        yield when_slow

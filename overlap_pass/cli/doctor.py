@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, entry_points, version
 
 __all__ = ["Finding", "add_parser", "examine", "run"]
 
@@ -76,9 +75,8 @@ def examine_python(found: tuple[int, ...]) -> Finding:
 
 
 def examine_package(name: str, minimum: tuple[int, int]) -> Finding:
-    try:
-        found = version(name)
-    except PackageNotFoundError:
+    found = _installed(name)
+    if found is None:
         return Finding(name, "failed", f"not installed: pip install '{name}>={_dotted(minimum)}'")
     if _release(found) < minimum:
         return Finding(name, "failed", f"{found} is too old: pip install '{name}>={_dotted(minimum)}'")
@@ -87,8 +85,10 @@ def examine_package(name: str, minimum: tuple[int, int]) -> Finding:
 
 def examine_backend(name: str) -> Finding:
     """Whether torch.compile finds the backend by its name; one that cannot be imported is not loaded here."""
+    from importlib import metadata
+
     title = f"backend {name}"
-    found = [entry for entry in entry_points(group="torch_dynamo_backends") if entry.name == name]
+    found = [entry for entry in metadata.entry_points(group="torch_dynamo_backends") if entry.name == name]
     if not found:
         return Finding(title, "failed", "not registered: pip install overlap-pass (again, after moving a checkout)")
     owners = {entry.dist.name if entry.dist else "?" for entry in found}
@@ -135,10 +135,20 @@ def _examine_compiler() -> Finding:
 
 
 def _examine_optional(name: str, extra: str) -> Finding:
-    try:
-        return Finding(name, "ok", version(name))
-    except PackageNotFoundError:
+    found = _installed(name)
+    if found is None:
         return Finding(name, "optional", f"pip install 'overlap-pass[{extra}]' adds it")
+    return Finding(name, "ok", found)
+
+
+def _installed(name: str) -> str | None:
+    """The version of a distribution, ``None`` where it is not there."""
+    from importlib import metadata  # takes longer than all that the other commands import to start
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _dotted(release: tuple[int, ...]) -> str:

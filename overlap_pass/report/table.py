@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from overlap_pass.report.comparison import Comparison, Side
 from overlap_pass.timeline.stats import OverlapStats
 from overlap_pass.units import format_bytes, format_us, ns_to_us
+
+if TYPE_CHECKING:
+    # Reading traces needs this table and no planner, whose graphs take half a second to import.
+    from overlap_pass.report.comparison import Comparison, Side
 
 __all__ = ["Row", "Tone", "caption", "percent", "rows", "time_ns"]
 

@@ -23,15 +23,18 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
     >>> union([(5, 9), (0, 2), (2, 3), (7, 7)])
     [(0, 3), (5, 9)]
     """
+    ordered = sorted([interval for interval in intervals if interval[0] < interval[1]])
+    if not ordered:
+        return []
     merged: list[Interval] = []
-    left = right = 0
-    for start, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
-        if merged and start <= right:
-            right = max(right, end)
-            merged[-1] = (left, right)
-        else:
-            left, right = start, end
+    left, right = ordered[0]
+    for start, end in ordered:
+        if start > right:
             merged.append((left, right))
+            left, right = start, end
+        elif end > right:
+            right = end
+    merged.append((left, right))
     return merged
 
 

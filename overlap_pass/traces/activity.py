@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_pass.timeline.intervals import Interval, union
-from overlap_pass.traces.chrome import Place, Thread, TraceFile
 from overlap_pass.traces.launches import enclosing
+from overlap_pass.traces.records import Place, Thread, TraceFile
 
 __all__ = ["Activities", "Activity", "Sync"]
 

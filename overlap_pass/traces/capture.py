@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from overlap_pass.errors import TraceError
 from overlap_pass.timeline.spans import Span, Timeline
-from overlap_pass.traces.chrome import TraceFile, read_file
+from overlap_pass.traces.chrome import read_file
 from overlap_pass.traces.kernels import DeviceEvent, device_events
-from overlap_pass.traces.launches import correlation_of, find_launches
+from overlap_pass.traces.launches import find_launches
+from overlap_pass.traces.records import TraceFile
 from overlap_pass.traces.repairs import Repairs, repair
 from overlap_pass.traces.source import Progress
 from overlap_pass.traces.steps import Step, device_steps, without_device_events
@@ -29,6 +30,7 @@ class Capture:
         rank, world_size: ``None`` where the file does not say.
         epoch_ns: add it to a time to compare files of one machine.
         events: what ran on the devices, sorted by start.
+        devices: their numbers, in order.
         steps: device-side steps, partial ones included.
         unlinked: device events whose launch the file does not hold: they count as busy time, and end no step.
         unreadable: broken events that were left out.
@@ -44,6 +46,7 @@ class Capture:
     world_size: int | None
     epoch_ns: int
     events: tuple[DeviceEvent, ...]
+    devices: tuple[int, ...]
     steps: tuple[Step, ...]
     unlinked: int
     unreadable: int
@@ -52,10 +55,6 @@ class Capture:
     silent_steps: tuple[int, ...]
     correlations: frozenset[int]
     file: TraceFile
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        return tuple(sorted({event.device for event in self.events}))
 
 
 def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
@@ -78,7 +77,7 @@ def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
     )
     if not events:
         raise TraceError(_nothing(file))
-    correlations = frozenset(map(correlation_of, file.device))
+    correlations = frozenset(event.correlation for event in file.device)
     file.device.clear()
     steps = device_steps(file.marks, events, cut=bool(file.damage))
     return Capture(
@@ -87,6 +86,7 @@ def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
         world_size=file.world_size,
         epoch_ns=file.epoch_ns,
         events=events,
+        devices=tuple(sorted({event.device for event in events})),
         steps=steps,
         unlinked=sum(event.launch is None for event in events),
         unreadable=file.unreadable,
@@ -175,4 +175,13 @@ def _index(capture: Capture, device: int) -> EventIndex:
 
 
 def _part(span: Span, start_ns: int, end_ns: int) -> Span:
-    return replace(span, start_ns=max(span.start_ns, start_ns) - start_ns, end_ns=min(span.end_ns, end_ns) - start_ns)
+    return Span(
+        span.name,
+        span.kind,
+        span.lane,
+        max(span.start_ns, start_ns) - start_ns,
+        min(span.end_ns, end_ns) - start_ns,
+        span.collective,
+        span.payload_bytes,
+        span.unit,
+    )

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from overlap_pass.timeline.intervals import Cover, Interval, difference, intersection, union
 from overlap_pass.timeline.spans import SpanKind
 from overlap_pass.traces.activity import Activities, Sync
-from overlap_pass.traces.chrome import Place
 from overlap_pass.traces.kernels import DeviceEvent
+from overlap_pass.traces.records import Place
 
 __all__ = ["Causes", "ExposedCause", "IdleCause", "SyncWait", "find_causes"]
 

@@ -20,12 +20,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from overlap_pass.timeline.intervals import Interval, union
 from overlap_pass.timeline.spans import Span, SpanKind
-from overlap_pass.traces.chrome import Event
 from overlap_pass.traces.collectives import Match, Transport, collective_kind, match_of, payload_bytes, transport_of
 from overlap_pass.traces.launches import Launch, Launches
+from overlap_pass.traces.records import Event
 
 __all__ = ["DeviceEvent", "Rule", "device_events", "issues_collective"]
 
@@ -48,6 +49,9 @@ _COLLECTIVE_KERNEL = re.compile(
 # FSDP's copies into and out of the buffer of a collective: they use the SMs, so they compute, on its behalf.
 _HELPER_HOOK = re.compile(r"FSDP::all_gather|FSDP::post_backward_reduce")
 _HELPER_OP = re.compile(r"fsdp::|aten::(?:split_with_sizes_copy|_?chunk_cat)")
+
+# A file has hundreds of names and hundreds of thousands of events.
+_by_name = lru_cache(maxsize=1 << 14)
 
 
 class Rule(enum.StrEnum):
@@ -128,19 +132,25 @@ def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequ
         launch=launch,
         transport=transport_of(event.category in _COPIES, event.name) if rule else None,
         match=match_of(event.args, collective) if rule else None,
-        shape=f"{event.name} {event.args.get('grid', '')}" if kind is SpanKind.COMPUTE else "",
-        helper=kind is SpanKind.COMPUTE and launch is not None and _is_helper(launch),
+        shape=_shape(event.name, event.grid) if kind is SpanKind.COMPUTE else "",
+        helper=kind is SpanKind.COMPUTE and launch is not None and _is_helper(launch.within.op, launch.within.hook),
     )
 
 
+@_by_name
 def issues_collective(op: str) -> bool:
     """Whether a CPU op of this name issues a collective."""
     return bool(_COLLECTIVE_OP.match(op))
 
 
-def _is_helper(launch: Launch) -> bool:
-    within = launch.within
-    return bool(_HELPER_OP.match(within.op) or (within.hook and _HELPER_HOOK.match(within.hook)))
+@_by_name
+def _is_helper(op: str, hook: str | None) -> bool:
+    return bool(_HELPER_OP.match(op) or (hook and _HELPER_HOOK.match(hook)))
+
+
+@_by_name
+def _shape(name: str, grid: str) -> str:
+    return f"{name} {grid}"
 
 
 def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
@@ -148,7 +158,7 @@ def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
         return Rule.ARGUMENTS
     if issues_collective(op):
         return Rule.LAUNCH
-    if event.category in _KERNELS and _COLLECTIVE_KERNEL.search(_function(event.name)):
+    if event.category in _KERNELS and _is_collective(event.name):
         return Rule.NAME
     if _is_inside(event, ranges):
         return Rule.ANNOTATION
@@ -156,9 +166,19 @@ def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
 
 
 def _kind_without_rule(event: Event) -> SpanKind:
-    if event.category in _COPIES or _COPY_KERNEL.match(event.name):
+    if event.category in _COPIES or _is_copy(event.name):
         return SpanKind.COPY
     return SpanKind.COMPUTE
+
+
+@_by_name
+def _is_collective(kernel: str) -> bool:
+    return bool(_COLLECTIVE_KERNEL.search(_function(kernel)))
+
+
+@_by_name
+def _is_copy(kernel: str) -> bool:
+    return bool(_COPY_KERNEL.match(kernel))
 
 
 def _function(name: str) -> str:
@@ -195,12 +215,10 @@ def _device_numbers(events: Iterable[Event]) -> Mapping[tuple[int | str, int], i
 
 
 def _device(event: Event) -> tuple[int | str, int]:
-    device = event.args.get("device", event.pid)
+    device = event.pid if event.device is None else event.device
     return event.pid, device if isinstance(device, int) else 0
 
 
 def _lane(event: Event) -> str:
-    stream = event.args.get("stream")
-    if stream is None:
-        stream = str(event.tid).removeprefix("stream ")
+    stream = str(event.tid).removeprefix("stream ") if event.stream is None else event.stream
     return f"stream {stream}"

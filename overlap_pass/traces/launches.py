@@ -7,14 +7,13 @@ several ranks were merged into they repeat; then the process that launches most 
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from overlap_pass.traces.chrome import Event, Place, Thread, TraceFile
+from overlap_pass.traces.records import Event, Place, Thread, TraceFile
 
-__all__ = ["Enclosure", "Launch", "Launches", "correlation_of", "find_launches"]
+__all__ = ["Enclosure", "Launch", "Launches", "find_launches"]
 
 _RANGE_OF_UNIT = re.compile(r"FSDP::\w+(?: \((.+)\))?$")
 ROOT_UNIT = "(root)"
@@ -66,7 +65,7 @@ class Launches:
 
     def of(self, events: Sequence[Event]) -> list[Launch | None]:
         """The call behind each event, ``None`` where the file does not hold it."""
-        found = [self.by_correlation.get(correlation_of(event), ()) for event in events]
+        found = [self.by_correlation.get(event.correlation, ()) for event in events]
         if not self.repeated:
             return [calls[0] if calls else None for calls in found]
         owner = self._owners(events, found)
@@ -90,66 +89,67 @@ def _choose(event: Event, calls: Sequence[Launch], owner: int | str | None) -> L
     return max(owned, key=lambda call: call.start_ns, default=None)
 
 
-def correlation_of(event: Event) -> int:
-    """The event's correlation; 0 where it has none, as ROCm writes it."""
-    correlation = event.args.get("correlation")
-    return correlation if isinstance(correlation, int) else 0
-
-
 def find_launches(file: TraceFile) -> Launches:
     """The calls that launched the device events of a file.
 
     All kernels of a CUDA graph share the correlation of their one graph launch.
     """
-    wanted = {correlation_of(event) for event in file.device} - {0}
+    wanted = {event.correlation for event in file.device} - {0}
     found: dict[int, list[Launch]] = defaultdict(list)
-    enclosures: dict[Enclosure, Enclosure] = {}
     for place, thread in file.threads.items():
         made = [i for i, correlation in enumerate(thread.correlations) if correlation in wanted]
         for i, within in enclosing(file.names, thread, made):
-            same = enclosures.setdefault(within, within)
-            call = Launch(thread.calls.starts_ns[i], place, file.names[thread.calls.names[i]], same)
+            call = Launch(thread.calls.starts_ns[i], place, file.names[thread.calls.names[i]], within)
             found[thread.correlations[i]].append(call)
     repeated = sum(len(calls) > 1 for calls in found.values())
     return Launches(found, repeated)
 
 
 def enclosing(names: Sequence[str], thread: Thread, calls: Iterable[int]) -> Iterator[tuple[int, Enclosure]]:
-    """Each of the thread's calls with what encloses it."""
+    """Each of the thread's calls with what encloses it, by start."""
     ops, starts = thread.ops, thread.calls.starts_ns
-    stack = _Stack(names, ops.names)
+    stack = _Stack(names)
     order = iter(ops.nested_order())
     upcoming = next(order, None)
     for call in sorted(calls, key=starts.__getitem__):
         time_ns = starts[call]
         while upcoming is not None and ops.starts_ns[upcoming] <= time_ns:
-            stack.push(upcoming, ops.starts_ns[upcoming], ops.ends_ns[upcoming])
+            # What has ended by then encloses neither this call nor a later one.
+            if ops.ends_ns[upcoming] > time_ns:
+                stack.push(ops.names[upcoming], ops.starts_ns[upcoming], ops.ends_ns[upcoming])
             upcoming = next(order, None)
         stack.pop_until(time_ns)
         yield call, stack.top()
 
 
 class _Stack:
-    """The ops that are open at a time, innermost last."""
+    """The ops that are open at a time, innermost last, each with what it and those around it say of a call inside."""
 
-    def __init__(self, names: Sequence[str], numbers: array[int]) -> None:
-        self._names, self._numbers = names, numbers
-        self._open: list[tuple[int, int]] = []
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._open: list[tuple[int, Enclosure]] = []
+        self._made: dict[tuple[int, str | None, str | None], Enclosure] = {}
 
-    def push(self, op: int, start_ns: int, end_ns: int) -> None:
+    def push(self, name: int, start_ns: int, end_ns: int) -> None:
         self.pop_until(start_ns)
-        self._open.append((op, end_ns))
+        around = self.top()
+        key = name, around.unit, around.hook
+        if key not in self._made:
+            self._made[key] = _inside(self._names[name], around)
+        self._open.append((end_ns, self._made[key]))
 
     def pop_until(self, time_ns: int) -> None:
-        while self._open and self._open[-1][1] <= time_ns:
+        while self._open and self._open[-1][0] <= time_ns:
             self._open.pop()
 
     def top(self) -> Enclosure:
-        if not self._open:
-            return Enclosure()
-        op = self._names[self._numbers[self._open[-1][0]]]
-        for position, _ in reversed(self._open):
-            name = self._names[self._numbers[position]]
-            if match := _RANGE_OF_UNIT.match(name):
-                return Enclosure(op, match[1] or ROOT_UNIT, name.split(" ", 1)[0])
-        return Enclosure(op)
+        return self._open[-1][1] if self._open else _NOTHING
+
+
+_NOTHING = Enclosure()
+
+
+def _inside(op: str, around: Enclosure) -> Enclosure:
+    if match := _RANGE_OF_UNIT.match(op):
+        return Enclosure(op, match[1] or ROOT_UNIT, op.split(" ", 1)[0])
+    return Enclosure(op, around.unit, around.hook)

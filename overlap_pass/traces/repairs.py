@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
-from overlap_pass.traces.chrome import Event
-from overlap_pass.traces.launches import correlation_of
+from overlap_pass.traces.records import Event
 
 __all__ = ["Repairs", "repair"]
 
@@ -63,7 +62,7 @@ def repair(events: Sequence[Event]) -> tuple[list[Event], Repairs]:
             end_ns = max(last_ns, event.start_ns + 1)
             capped += 1
         lost_ns += event.end_ns - end_ns
-        mended.append(event if end_ns == event.end_ns else replace(event, end_ns=end_ns))
+        mended.append(event if end_ns == event.end_ns else event._replace(end_ns=end_ns))
     return mended, Repairs(len(events) - len(real), clipped, capped, lost_ns)
 
 
@@ -82,6 +81,6 @@ def _starts_of_followers(events: Sequence[Event]) -> list[int | None]:
 
 def _pairs(events: Sequence[Event], ordered: Sequence[int]) -> Iterable[tuple[int, int]]:
     for i, j in pairwise(ordered):
-        graph = correlation_of(events[i])
-        if events[i].start_ns < events[j].start_ns and not (graph and graph == correlation_of(events[j])):
+        graph = events[i].correlation
+        if events[i].start_ns < events[j].start_ns and not (graph and graph == events[j].correlation):
             yield i, events[j].start_ns

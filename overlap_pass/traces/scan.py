@@ -21,14 +21,6 @@ Row = dict[str, Any]
 
 _START = re.compile(r'"traceEvents"\s*:\s*')
 _BOUNDARY = re.compile(r'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:)')
-# Half of a file or more: flow arrows, metadata and marks (no "X"), and Python frames that are not the user's.
-_UNWANTED = re.compile(
-    r"""\s*\{\s*"ph"\s*:\s*"(?:[^X]"|X"\s*,\s*"cat"\s*:\s*"(?:
-          (?:ac2g|fwdbwd|async|async_cpu_to_gpu|overhead|[Tt]race)"
-        | python_function"\s*,\s*"name"\s*:\s*"(?:<|torch/|nn\.Module|[^"]*(?:site-packages|dist-packages|lib/python))
-    ))""",
-    re.VERBOSE,
-)
 _NAME = re.compile(r'("name"\s*:\s*)"(.*?)"(?=\s*,\s*"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:|\s*\})', re.DOTALL)
 _BAD_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|(?=.)|$)', re.DOTALL)
 _LONGEST_EVENT = 64 << 20
@@ -49,17 +41,17 @@ class Scanner:
         complete: the list of events was read to its end.
     """
 
-    def __init__(self, source: Source, take: Callable[[str], bool] | None = None) -> None:
-        """``take`` is offered the text of each event; those that it takes are not parsed."""
+    def __init__(self, source: Source, take: Callable[[list[str]], list[str]]) -> None:
+        """``take`` is offered the texts of events, all but each one's last brace, and gives back those to be parsed."""
         self.document: Row = {}
         self.broken = 0
         self.mended = 0
         self.complete = False
         self._source = source
-        self._take = take or (lambda text: False)
+        self._take = take
 
     def batches(self) -> Iterator[Sequence[object]]:
-        """The events in the file's order, those left out that are of no use here.
+        """The events that have to be parsed, in the file's order.
 
         Raises:
             TraceError: the file holds no list of events.
@@ -114,7 +106,7 @@ class Scanner:
         """All events of a block that begins and ends with one; ``trailer`` takes what stands behind the list's end."""
         pieces = _BOUNDARY.split(block)
         last = pieces.pop()
-        kept = [piece for piece in pieces if not (self._take(piece) or _UNWANTED.match(piece))]
+        kept = self._take(pieces)
         closed = last[: last.rfind("}")] if last.rstrip().endswith("}") else last
         try:
             rows: list[object] = _DECODER.decode("[" + "},".join([*kept, closed]) + "}]")

@@ -15,7 +15,7 @@ __all__ = ["Progress", "Source"]
 Progress = Callable[[int, int], None]
 """Called now and then with bytes of the file read, and its size."""
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _CRUMB_BYTES = 16
 _GZIP_MAGIC = b"\x1f\x8b"
 

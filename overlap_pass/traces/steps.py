@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from overlap_pass.timeline.intervals import total_ns, union
-from overlap_pass.traces.chrome import Mark
 from overlap_pass.traces.kernels import DeviceEvent
+from overlap_pass.traces.records import Mark
 
 __all__ = ["LARGEST_BACKLOG", "Step", "device_steps", "without_device_events"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib.metadata import EntryPoint, PackageNotFoundError
+from importlib import metadata
 
 import pytest
 
@@ -21,9 +21,9 @@ def installed(monkeypatch):
             try:
                 return versions[name]
             except KeyError:
-                raise PackageNotFoundError(name) from None
+                raise metadata.PackageNotFoundError(name) from None
 
-        monkeypatch.setattr(doctor, "version", version)
+        monkeypatch.setattr(metadata, "version", version)
 
     return pretend
 
@@ -52,15 +52,15 @@ def test_a_package_that_is_not_there_comes_with_the_command_that_installs_it(ins
 
 
 def test_a_backend_that_is_not_registered_is_named(monkeypatch):
-    monkeypatch.setattr(doctor, "entry_points", lambda group: [])
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [])
     finding = doctor.examine_backend("overlap")
     assert (finding.name, finding.state) == ("backend overlap", "failed")
     assert "pip install overlap-pass" in finding.detail
 
 
 def test_a_backend_that_another_package_claims_is_named(monkeypatch):
-    stranger = EntryPoint("overlap", "elsewhere:overlap", "torch_dynamo_backends")
-    monkeypatch.setattr(doctor, "entry_points", lambda group: [stranger])
+    stranger = metadata.EntryPoint("overlap", "elsewhere:overlap", "torch_dynamo_backends")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [stranger])
     assert doctor.examine_backend("overlap").state == "failed"
 
 
