@@ -1,24 +1,29 @@
 """Which gathered parameters stay from forward to backward: memory that is free buys gathers that need not run again.
 
 Each parameter kept saves its second all-gather (and the casts before it) and holds its bytes from the forward to its last
-reader in backward. Those that save most per byte come first, what the backward needs first among equals; as many as leave an
-order that fits the budget could be kept. Keeping all of them may leave too little to gather the others ahead, so the two
-graphs are planned with several shares of them, and the shortest step is taken (ties: the fewest bytes).
+reader in backward. What it saves is all of the gather's time where communication is what the backward is bound by; else the
+time for which compute waits for it, and what it slows down the compute that hides it. Those that save most per byte come
+first; as many as leave an order that fits the budget could be kept. Keeping all of them may leave too little to gather the
+others ahead, so the two graphs are planned with several shares of them, and the shortest step is taken (ties: the fewest
+bytes).
 
 Peak and budget are those of the step: of forward and backward together, with what is held while only the other names it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import Program
+from overlap_pass.graph.program import OpKind, Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak, resident_bytes
+from overlap_pass.schedule.coalescing import coalesce, groups_of
 from overlap_pass.schedule.kept import Gathered, gathered_twice, keep_in_backward, keep_in_forward
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
@@ -31,6 +36,8 @@ __all__ = ["Resharding", "choose_kept"]
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _QUICK = LatestStart(margin=1.5)
+_QUICK_BYTES = 256 * 2**20
+"""Launches of a unit are joined for the quick plans, which are the steadier for it."""
 _RESERVE = 0.01
 """Share of the budget that nothing is kept in: the compiler still changes both graphs a little before they are planned."""
 
@@ -78,10 +85,10 @@ def choose_kept(
     step = _Step(forward, backward, hardware)
     user = [gather for gather in step.gathers if gather.launch in asked]
     budget_bytes = step.budget_bytes(budget, user)
-    ranked = step.ranked()
+    ranked = step.ranked(budget_bytes)
     limit_bytes = None if budget_bytes is None else budget_bytes - int(_RESERVE * budget_bytes)
     most = _most(step, ranked, limit_bytes)
-    counts = [len(ranked)] if limit_bytes is None else sorted({int(most * share) for share in _SHARES})
+    counts = [most] if limit_bytes is None else _counts(ranked[:most])
     steps_us = {count: step.planned_us(ranked[:count], limit_bytes) for count in dict.fromkeys((0, *counts))}
     best = min(counts, key=lambda count: (steps_us[count], count))
     kept = ranked[:best]
@@ -110,6 +117,12 @@ def _most(step: _Step, ranked: Sequence[Gathered], limit_bytes: int | None) -> i
     return low
 
 
+def _counts(ranked: Sequence[Gathered]) -> list[int]:
+    """How many of the first make up each share of the bytes of all."""
+    filled = list(accumulate((gather.size_bytes for gather in ranked), initial=0))
+    return sorted({bisect_right(filled, int(share * filled[-1])) - 1 for share in _SHARES})
+
+
 class _Step:
     """Forward and backward, with any of the gathers kept."""
 
@@ -120,15 +133,21 @@ class _Step:
     def kept(self, gathers: Sequence[Gathered]) -> tuple[Program, Program]:
         return keep_in_forward(self._forward, gathers), keep_in_backward(self._backward, gathers)
 
-    def ranked(self) -> tuple[Gathered, ...]:
+    def ranked(self, budget_bytes: int | None) -> tuple[Gathered, ...]:
         """By time saved per byte held, then by first need in backward."""
-        costs = price(self._backward, self._hardware)
-        moves = {self._backward.ops[m.launch].name: m.head for m in Placement(build_dag(self._backward)).moves}
+        backward = self._backward
+        beside_bytes = resident_bytes(self._forward, backward)
+        left_bytes = None if budget_bytes is None else budget_bytes - beside_bytes
+        costs = price(backward, self._hardware)
+        order = _QUICK.schedule(Problem(build_dag(backward), costs, left_bytes)).order
+        blocked_us = simulate(backward, costs, order).blocked_us
+        hidden = _hidden_price(backward, costs)
+        heads = {backward.ops[m.launch].name: m.head for m in Placement(build_dag(backward)).moves}
 
         def saved_us(gather: Gathered) -> float:
-            return costs.duration_us[gather.launch] + sum(
-                costs.duration_us[self._backward.ops[position].name] for position in moves[gather.launch]
-            )
+            waited_us = min(blocked_us[gather.launch], costs.duration_us[gather.launch])
+            head_us = sum(costs.duration_us[backward.ops[position].name] for position in heads[gather.launch])
+            return waited_us + hidden * (costs.duration_us[gather.launch] - waited_us) + head_us
 
         return tuple(sorted(self.gathers, key=lambda g: (-saved_us(g) / max(g.size_bytes, 1), g.used_at)))
 
@@ -154,9 +173,23 @@ class _Step:
         return self._quick_us(forward, limit_bytes) + self._quick_us(backward, left_bytes)
 
     def _quick_us(self, program: Program, budget_bytes: int | None) -> float:
-        costs: CostTable = price(program, self._hardware)
-        schedule = _QUICK.schedule(Problem(build_dag(program), costs, budget_bytes))
-        return simulate(program, costs, schedule.order).step_us
+        joined = coalesce(program, groups_of(program, _QUICK_BYTES))
+        costs = price(joined, self._hardware)
+        schedule = _QUICK.schedule(Problem(build_dag(joined), costs, budget_bytes))
+        return simulate(joined, costs, schedule.order).step_us
+
+
+def _hidden_price(program: Program, costs: CostTable) -> float:
+    """What a microsecond of a hidden collective costs: all of it where a communicator has more to do than compute has."""
+    busy_us: dict[str, float] = {}
+    for op in program.launches:
+        if op.collective is not None:
+            lane = costs.lane_of(op.name, op.collective)
+            busy_us[lane] = busy_us.get(lane, 0.0) + costs.duration_us[op.name]
+    compute_us = sum(costs.duration_us[op.name] for op in program.ops if op.kind is OpKind.COMPUTE)
+    if max(busy_us.values(), default=0.0) >= compute_us:
+        return 1.0
+    return 1.0 - 1.0 / costs.contention.compute_beside_communication
 
 
 def _least_bytes(program: Program) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -160,7 +161,8 @@ def test_more_budget_makes_no_longer_step(flops: int) -> None:
             make_plan(second, H100, LatestStart(), Beside(budget, resident_bytes(first, second))),
         ]
         steps.append(sum(plan.after.step_us for plan in plans))
-    assert steps == sorted(steps, reverse=True)
+    for less, more in itertools.pairwise(steps):
+        assert more <= less * 1.001, "decided by quick plans: up to a thousandth"
 
 
 def test_names_and_order_of_python_objects_do_not_matter() -> None:
