@@ -21,7 +21,9 @@ from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
 from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.rewrite.reshard import PartitionByBudget
+from overlap_pass.rewrite.transport import carry
 from overlap_pass.spec import spec
+from overlap_pass.transport.choice import Carriers
 
 __all__ = ["Compilation"]
 
@@ -56,6 +58,7 @@ class Compilation:
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
+        carry(graph, Carriers(self.config.transport, self.config.reduction))
         phase = phase_of(graph)
         program = read_program(graph, phase, name=phase.value)
         if not program.launches:

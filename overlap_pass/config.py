@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from overlap_pass.cost.hardware import Hardware, hardware_names, load_hardware
 from overlap_pass.errors import HardwareError, OptionError
@@ -25,13 +25,14 @@ from overlap_pass.schedule.types import Strategy
 from overlap_pass.spec import nearest
 from overlap_pass.units import parse_bytes
 
-__all__ = ["Config", "FsdpMode"]
+__all__ = ["Config", "FsdpMode", "Reduction", "Reshard", "Transport"]
 
 _DEFAULT_HARDWARE = "h100"
 _PAGES = (".html", ".json")
-_RESHARD = ("user", "auto")
 
 Reshard = Literal["user", "auto"]
+Transport = Literal["auto", "nccl", "copy_engine"]
+Reduction = Literal["auto", "ring", "exchange"]
 
 
 class FsdpMode(enum.StrEnum):
@@ -59,6 +60,10 @@ class Config:
         fsdp: see :class:`FsdpMode`.
         coalesce: whether neighbouring launches of one FSDP unit become one: ``"auto"`` (if it is predicted to pay),
             ``"off"``, or the bytes that a coalesced launch carries at least.
+        transport: who carries parameters and gradients: ``"nccl"``, ``"copy_engine"``, or copy engines where they can
+            (``"auto"``).
+        reduction: how gradients are reduced: by the communicator (``"ring"``), or sent as they are and summed in
+            float32 where they arrive (``"exchange"``); ``"auto"`` exchanges where that gives the same bits.
         reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
             the budget allows (``"auto"``).
     """
@@ -69,6 +74,8 @@ class Config:
     report: Path | None = None
     fsdp: FsdpMode = FsdpMode.AUTO
     coalesce: int | Literal["auto", "off"] = "auto"
+    transport: Transport = "auto"
+    reduction: Reduction = "auto"
     reshard: Reshard = "user"
 
     @classmethod
@@ -112,6 +119,8 @@ class Config:
             "hardware": repr(self.hardware),
             "fsdp": self.fsdp.value,
             "coalesce": self.coalesce,
+            "transport": self.transport,
+            "reduction": self.reduction,
             "reshard": self.reshard,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -165,10 +174,13 @@ def _coalesce(value: Any) -> int | Literal["auto", "off"]:
     return size_bytes
 
 
-def _reshard(value: Any) -> Reshard:
-    if value not in _RESHARD:
-        raise OptionError(f"reshard={value!r} is not accepted: {nearest(str(value), _RESHARD)}")
-    return cast(Reshard, value)
+def _one_of(option: str, accepted: tuple[str, ...]) -> Callable[[Any], Any]:
+    def read(value: Any) -> str:
+        if value not in accepted:
+            raise OptionError(f"{option}={value!r} is not accepted: {nearest(str(value), accepted)}")
+        return cast(str, value)
+
+    return read
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
@@ -178,5 +190,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "report": _report,
     "fsdp": _fsdp,
     "coalesce": _coalesce,
-    "reshard": _reshard,
+    "transport": _one_of("transport", get_args(Transport)),
+    "reduction": _one_of("reduction", get_args(Reduction)),
+    "reshard": _one_of("reshard", get_args(Reshard)),
 }

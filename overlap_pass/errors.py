@@ -18,6 +18,7 @@ __all__ = [
     "OverlapPassError",
     "PlanError",
     "TraceError",
+    "TransportError",
     "UncapturedCollectives",
 ]
 
@@ -74,6 +75,10 @@ class CaptureError(OverlapPassError):
 
 class TraceError(OverlapPassError):
     """A profiler trace cannot be read or holds no device events; names the file and, where known, the place."""
+
+
+class TransportError(OverlapPassError):
+    """Peers' memory cannot be reached, or a driver call on it failed; names the call and the way without."""
 
 
 class EnvironmentRefused(OverlapPassError):

@@ -26,13 +26,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reshard", help="'user', or 'auto': the budget decides which gathered parameters stay for backward"
     )
+    parser.add_argument("--transport", help="'nccl', or 'copy_engine' for groups within one box of GPUs")
+    parser.add_argument("--reduction", help="'ring', or 'exchange': gradients are sent as they are, summed on arrival")
     add_output(parser, "page to write: .html with both timelines, or .json")
     parser.set_defaults(run=run)
 
 
+_CHOICES = ("reshard", "transport", "reduction")
+
+
 def run(args: argparse.Namespace) -> int:
     check_output(args.output, (".html", ".json"))
-    config = config_of(args, args.budget, strategy=args.strategy, reshard=args.reshard)
+    config = config_of(args, args.budget, strategy=args.strategy, **{name: getattr(args, name) for name in _CHOICES})
     if args.tokens is not None and args.tokens < 1:
         raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
     from overlap_pass.cli.progress import Progress
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 "memory_budget": config.memory_budget,
                 "hardware": hardware,
                 "coalesce": config.coalesce,
-                "reshard": config.reshard,
+                **{name: getattr(config, name) for name in _CHOICES},
             },
             title=f"{args.model} on {args.world} × {hardware.name}",
             setting=_setting(args),

@@ -38,7 +38,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def config_of(
-    args: argparse.Namespace, budget: str | None, *, strategy: str | None = None, reshard: str | None = None
+    args: argparse.Namespace, budget: str | None, *, strategy: str | None = None, **others: str | None
 ) -> Config:
     """The backend's options, checked."""
     from overlap_pass.config import Config
@@ -48,7 +48,7 @@ def config_of(
         "memory_budget": budget,
         "hardware": args.gpu,
         "coalesce": args.coalesce,
-        "reshard": reshard,
+        **others,
     }
     return Config.from_options(options)
 

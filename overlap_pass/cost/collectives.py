@@ -43,6 +43,9 @@ def collective_us(collective: Collective, hardware: Hardware, ranks_per_node: in
     size = collective.group_size
     if size <= 1:  # NCCL copies within the device
         return hardware.compute.kernel_us + hardware.traffic_us(2 * collective.payload_bytes)
+    if collective.by_copy and hardware.copy_engine is not None:
+        engine = hardware.copy_engine
+        return engine.latency_us + crossing_bytes(collective) / (engine.bandwidth_gb_per_s * 1e3)
     local = _per_node(size, hardware, ranks_per_node)
     rounds = 2 if collective.kind is CollectiveKind.ALL_REDUCE else 1
     nodes = -(-size // local)

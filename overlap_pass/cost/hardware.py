@@ -20,7 +20,7 @@ from overlap_pass.cost.contention import Contention
 from overlap_pass.errors import HardwareError
 from overlap_pass.graph.program import CollectiveKind
 
-__all__ = ["Compute", "Hardware", "Link", "Memory", "Node", "hardware_names", "load_hardware"]
+__all__ = ["Compute", "CopyEngine", "Hardware", "Link", "Memory", "Node", "hardware_names", "load_hardware"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,28 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyEngine:
+    """Copies between the memories of GPUs in one box, which take no multiprocessor.
+
+    Attributes:
+        bandwidth_gb_per_s: rate of a large copy from or to one peer, in 10**9 bytes a second.
+        latency_us: time of an empty copy, with the words by which the ranks tell each other how far they are.
+        launch_us: CPU time to launch one collective of copies and its wait.
+        compute_beside_communication, communication_beside_compute: slow-downs, as in ``[contention]``.
+    """
+
+    bandwidth_gb_per_s: float
+    latency_us: float
+    launch_us: float
+    compute_beside_communication: float
+    communication_beside_compute: float
+
+    @property
+    def contention(self) -> Contention:
+        return Contention(self.compute_beside_communication, self.communication_beside_compute)
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """One GPU, its node and its network.
 
@@ -87,6 +109,8 @@ class Hardware:
         inter_node: each GPU's share of the node's network.
         contention: slow-downs in general.
         contention_by_kind: slow-downs of the kinds of collectives that were measured on their own.
+        copy_engine: copies among peers; ``None`` where the file has no ``[copy_engine]``: they are then priced as the
+            communicator's collectives.
     """
 
     name: str
@@ -97,6 +121,7 @@ class Hardware:
     inter_node: Link
     contention: Contention
     contention_by_kind: Mapping[CollectiveKind, Contention] = field(default_factory=dict)
+    copy_engine: CopyEngine | None = None
 
     @property
     def capacity_bytes(self) -> int:
@@ -148,8 +173,8 @@ def _data() -> Traversable:
 
 
 _MAY_BE_ZERO = {"kernel_us", "matmul_ramp_us", "kernel_launch_us", "collective_launch_us", "latency_us", "hop_us",
-                "saturation_mb"}  # fmt: skip
-_Table = TypeVar("_Table", Compute, Memory, Node, Link, Contention)
+                "saturation_mb", "launch_us"}  # fmt: skip
+_Table = TypeVar("_Table", Compute, CopyEngine, Memory, Node, Link, Contention)
 
 
 class _Reader:
@@ -163,7 +188,8 @@ class _Reader:
             root = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise self._refusal(f"is no TOML: {error}") from error
-        self._check_keys(root, ["name", "compute", "memory", "node", "intra_node", "inter_node", "contention"], "")
+        tables = ["name", "compute", "memory", "node", "intra_node", "inter_node", "contention"]
+        self._check_keys(root, [*tables, *(["copy_engine"] if "copy_engine" in root else [])], "")
         if not isinstance(root["name"], str) or not root["name"]:
             raise self._refusal(f"has the key 'name' with {root['name']!r}, which is no name")
         general, by_kind = self._contentions(self._subtable(root, "contention"))
@@ -176,6 +202,11 @@ class _Reader:
             inter_node=self._table(Link, self._subtable(root, "inter_node"), "inter_node."),
             contention=general,
             contention_by_kind=by_kind,
+            copy_engine=(
+                self._table(CopyEngine, self._subtable(root, "copy_engine"), "copy_engine.")
+                if "copy_engine" in root
+                else None
+            ),
         )
 
     def _contentions(self, table: Mapping[str, Any]) -> tuple[Contention, dict[CollectiveKind, Contention]]:

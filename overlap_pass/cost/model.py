@@ -11,7 +11,7 @@ from overlap_pass.cost.compute import clusters, is_unknown, kernel_us, member_us
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import OptionError
-from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, Program
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Program
 
 __all__ = ["Contention", "CostTable", "price"]
 
@@ -30,6 +30,7 @@ class CostTable:
         wires: group → the wire its collectives use; only those on one wire share it. A group that is not listed
             uses the wire ``""``.
         lanes: launch → what runs it, such as a copy engine; a launch that is not listed runs on its communicator.
+        kernel_us: launch or wait → microseconds of the kernel that it runs on the compute lane itself.
         beside_compute: launch → how that collective and compute slow each other down, where it is not as in general.
         starts_between_kernels: a collective on an idle communicator starts only when the running compute op has ended
             (seen on H200: the GEMMs are persistent kernels that hold every multiprocessor until they end).
@@ -42,6 +43,7 @@ class CostTable:
     hardware: str = ""
     wires: Mapping[str, str] = field(default_factory=dict)
     lanes: Mapping[str, str] = field(default_factory=dict)
+    kernel_us: Mapping[str, float] = field(default_factory=dict)
     beside_compute: Mapping[str, Contention] = field(default_factory=dict)
     starts_between_kernels: bool = False
 
@@ -76,11 +78,12 @@ def price(
     placed = ranks_per_node or {}
     duration_us = dict.fromkeys(program.order, 0.0)
     launch_us = dict.fromkeys(program.order, 0.0)
+    own_kernel_us = {op.name: _own_kernel_us(op, hardware) for op in program.ops if op.kernel}
     unknown: list[str] = []
     for op in program.ops:
         if op.kind is OpKind.LAUNCH and op.collective is not None:
             duration_us[op.name] = collective_us(op.collective, hardware, placed.get(op.collective.group))
-            launch_us[op.name] = hardware.compute.collective_launch_us
+            launch_us[op.name] = _launch_us(op.collective, hardware)
         elif op.kind is OpKind.COMPUTE:
             duration_us[op.name] = kernel_us(op, hardware)
             launch_us[op.name] = hardware.compute.kernel_launch_us
@@ -96,14 +99,37 @@ def price(
         contention=hardware.contention,
         unknown=tuple(name for name in unknown if name not in known),
         hardware=hardware.name,
-        beside_compute={
-            op.name: hardware.contention_by_kind[op.collective.kind]
-            for op in program.launches
-            if op.collective is not None and op.collective.kind in hardware.contention_by_kind
-        },
+        kernel_us=own_kernel_us,
+        beside_compute=_beside_compute(program, hardware),
         wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
         starts_between_kernels=True,
     )
+
+
+def _own_kernel_us(op: OpNode, hardware: Hardware) -> float:
+    """A gather casts the shard to two places: into its result and for the peers. A finish reads all ranks' pieces."""
+    written_bytes = float(op.written_bytes)
+    if op.collective is not None:
+        written_bytes *= 2 / op.collective.group_size
+    return hardware.compute.kernel_us + hardware.traffic_us(op.read_bytes + written_bytes)
+
+
+def _launch_us(collective: Collective, hardware: Hardware) -> float:
+    if collective.by_copy and hardware.copy_engine is not None:
+        return hardware.copy_engine.launch_us
+    return hardware.compute.collective_launch_us
+
+
+def _beside_compute(program: Program, hardware: Hardware) -> dict[str, Contention]:
+    found = {}
+    for op in program.launches:
+        if op.collective is None:
+            continue
+        if op.collective.by_copy and hardware.copy_engine is not None:
+            found[op.name] = hardware.copy_engine.contention
+        elif op.collective.kind in hardware.contention_by_kind:
+            found[op.name] = hardware.contention_by_kind[op.collective.kind]
+    return found
 
 
 def _measurements(measured: Mapping[str, float], ops: Mapping[str, float]) -> dict[str, float]:

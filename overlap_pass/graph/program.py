@@ -97,6 +97,7 @@ class Collective:
         role: see :class:`Role`.
         unit: qualified name of the FSDP module (the wrapped block) that it serves, ``None`` where not known.
         parameter: qualified name of the parameter, ``None`` where not known.
+        by_copy: copy engines carry it: it needs no multiprocessor, and keeps staging memory for itself.
     """
 
     kind: CollectiveKind
@@ -107,6 +108,7 @@ class Collective:
     role: Role
     unit: str | None = None
     parameter: str | None = None
+    by_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class OpNode:
         flops: floating-point operations (a multiply-add counts 2); ``None`` where no formula is known.
         read_bytes, written_bytes: memory traffic if the op ran alone, unfused.
         launch: for a wait, the name of the launch it waits for.
+        kernel: a launch or wait that also runs a kernel of its own on the compute lane (a cast into staging memory, the
+            sum of what has arrived), of ``read_bytes`` and ``written_bytes``.
         random: consumes the random state.
         opaque: unknown effects: nothing that moves may cross it.
     """
@@ -139,6 +143,7 @@ class OpNode:
     written_bytes: int = 0
     collective: Collective | None = None
     launch: str | None = None
+    kernel: bool = False
     random: bool = False
     opaque: bool = False
 

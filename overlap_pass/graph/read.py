@@ -111,6 +111,8 @@ class _Reader:
         if not isinstance(source, fx.Node):
             raise GraphError(f"{node.name} waits for {source!r}, which is no value of the graph")
         launch = self._launch_of.get(source)
+        if launch is not None and targets.runs_kernel(node.target):
+            return self._finish(node, launch)
         storages = self._storages_of[source]
         for key in _storage_keys(node):
             if storages:
@@ -118,6 +120,22 @@ class _Reader:
         if launch is None:  # launched in another graph: nothing here may cross it
             return OpNode(node.name, OpKind.COMPUTE, str(node.target), _inputs(node), storages, opaque=True)
         return OpNode(node.name, OpKind.WAIT, str(node.target), _inputs(node), storages, launch=launch)
+
+    def _finish(self, node: fx.Node, launch: str) -> OpNode:
+        """A wait that makes a result of its own out of what has arrived and of what was sent."""
+        _, *sent = node.all_input_nodes
+        return OpNode(
+            name=node.name,
+            kind=OpKind.WAIT,
+            target=str(node.target),
+            inputs=_inputs(node),
+            storages=self._allocate(node),
+            dtype=_dtype(node),
+            read_bytes=sum(_value_bytes(source) for source in sent),
+            written_bytes=_value_bytes(node),
+            launch=launch,
+            kernel=True,
+        )
 
     def _launch(self, node: fx.Node, kind: CollectiveKind) -> OpNode:
         for source in node.all_input_nodes:
@@ -136,6 +154,7 @@ class _Reader:
             read_bytes=sum(_value_bytes(source) for source in node.all_input_nodes),
             written_bytes=_value_bytes(node),
             collective=self._collective(node, kind),
+            kernel=targets.runs_kernel(node.target),
         )
 
     def _call(self, node: fx.Node) -> OpNode:
@@ -237,7 +256,10 @@ class _Reader:
 
     def _collective(self, node: fx.Node, kind: CollectiveKind) -> Collective:
         named = {argument.name: value for argument, value in _arguments(node.target._schema, node)}  # type: ignore[union-attr]
-        group, size = self._group(node, named.get("group_name"), named.get("group_size"))
+        by_copy = targets.goes_by_copy(node.target, named.get("by_copy"))
+        # A queue of its own in each direction: copies do not wait for the communicator, nor gathers for reductions.
+        queue = f", {kind} by copy" if by_copy else ""
+        group, size = self._group(node, f"{named.get('group_name')}{queue}", named.get("group_size"))
         note = (node.meta.get("custom") or {}).get(ANNOTATION) or {}
         if note.get("padded"):
             self.padded.add(node.name)
@@ -251,6 +273,7 @@ class _Reader:
             role=Role.ACTIVATION,
             unit=note.get("unit"),
             parameter=note.get("parameter"),
+            by_copy=by_copy,
         )
 
     def _group(self, node: fx.Node, group_name: Any, group_size: Any) -> tuple[str, int]:

@@ -93,7 +93,7 @@ def _tail(launch: OpNode, readers: Mapping[str, list[OpNode]], extents: Mapping[
         (op,) = following
         if op.kind is not OpKind.WAIT and not _hands_on(op):
             break
-        if extents[op.name].elements > extents[chain[-1].name].elements:
+        if op.kind is not OpKind.WAIT and extents[op.name].elements > extents[chain[-1].name].elements:
             break
         chain.append(op)
     return chain[1:] or chain

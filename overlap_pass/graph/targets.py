@@ -15,9 +15,26 @@ from torch.utils.flop_counter import flop_registry
 
 from overlap_pass.graph.program import Category, CollectiveKind
 
-__all__ = ["KNOWN_NAMESPACES", "category", "collective_kind", "draws_random", "flop_formula", "is_opaque", "is_wait"]
+__all__ = [
+    "KNOWN_NAMESPACES",
+    "category",
+    "collective_kind",
+    "draws_random",
+    "flop_formula",
+    "goes_by_copy",
+    "is_opaque",
+    "is_wait",
+    "runs_kernel",
+]
 
 _FUNCTIONAL = "_c10d_functional"
+_OURS = {
+    "gather_start": CollectiveKind.ALL_GATHER,
+    "gather_start_coalesced": CollectiveKind.ALL_GATHER,
+    "exchange_start": CollectiveKind.REDUCE_SCATTER,
+    "exchange_start_coalesced": CollectiveKind.REDUCE_SCATTER,
+}
+_OUR_WAIT = "exchange_finish"
 _KINDS = {
     "all_gather_into_tensor": CollectiveKind.ALL_GATHER,
     "all_gather_into_tensor_out": CollectiveKind.ALL_GATHER,
@@ -57,7 +74,20 @@ _COPY = frozenset(
     | {"as_strided_copy", "slice_scatter", "select_scatter", "_unsafe_view_copy", "pad"}
 )
 _POINTWISE = frozenset(
-    {"_to_copy", "full", "full_like", "arange", "iota", "scalar_tensor", "zeros", "ones", "empty", "zeros_like", "tril"}
+    {
+        "_to_copy",
+        "add_held",
+        "full",
+        "full_like",
+        "arange",
+        "iota",
+        "scalar_tensor",
+        "zeros",
+        "ones",
+        "empty",
+        "zeros_like",
+        "tril",
+    }
 )
 _INDEX = frozenset(
     {"embedding", "embedding_dense_backward", "gather", "scatter", "scatter_add", "index", "index_put", "index_select"}
@@ -75,15 +105,32 @@ def _name(target: object) -> str:
 
 def collective_kind(target: object) -> CollectiveKind | None:
     """The collective that a call to ``target`` launches, or ``None``."""
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != _FUNCTIONAL or is_wait(target):
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target.namespace == "overlap_pass":
+        return _OURS.get(_name(target))
+    if target.namespace != _FUNCTIONAL or is_wait(target):
         return None
     return _KINDS.get(_name(target), CollectiveKind.OTHER)
 
 
 def is_wait(target: object) -> bool:
-    return (
-        isinstance(target, torch._ops.OpOverload) and target.namespace == _FUNCTIONAL and _name(target) == "wait_tensor"
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return _name(target) == {_FUNCTIONAL: "wait_tensor", "overlap_pass": _OUR_WAIT}.get(target.namespace)
+
+
+def runs_kernel(target: object) -> bool:
+    """Whether a launch or wait runs a kernel of its own on the compute stream."""
+    return isinstance(target, torch._ops.OpOverload) and (
+        target.namespace == "overlap_pass" and _name(target) in (_OUR_WAIT, "gather_start", "gather_start_coalesced")
     )
+
+
+def goes_by_copy(target: object, by_copy: object) -> bool:
+    """Whether copy engines carry what a call launches, given its argument ``by_copy`` if it has one."""
+    ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "overlap_pass"
+    return ours and (by_copy is True or _name(target).startswith("gather_start"))
 
 
 def draws_random(target: object) -> bool:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from overlap_pass.cost.compute import Cluster
 from overlap_pass.graph.program import OpKind, OpNode, Program
+from overlap_pass.memory.staging import staging_bytes
 
 __all__ = ["Ledger", "Lifetimes", "MemoryProfile", "peak", "resident_bytes"]
 
@@ -56,7 +57,7 @@ class Lifetimes:
 
     Attributes:
         size_bytes: size of each storage, by id.
-        base_bytes: held storages.
+        base_bytes: held storages, and what copy engines keep.
         start_bytes: alive before the first op: held storages and all other inputs.
         allocated: by position, the bytes that the op allocates.
         touches: by position, ids of the storages that may die once the op has run, ascending.
@@ -68,7 +69,8 @@ class Lifetimes:
     def __init__(self, program: Program, *, fused: Iterable[Cluster] = (), resident_bytes: int = 0) -> None:
         late, never = _fusion(program, fused)
         self.size_bytes = tuple(0 if storage.id in never else storage.size_bytes for storage in program.storages)
-        self.base_bytes = resident_bytes + sum(storage.size_bytes for storage in program.storages if storage.held)
+        held_bytes = sum(storage.size_bytes for storage in program.storages if storage.held)
+        self.base_bytes = resident_bytes + staging_bytes(program) + held_bytes
         self.start_bytes = self.base_bytes
         allocated = [0] * len(program.ops)
         for storage in program.storages:

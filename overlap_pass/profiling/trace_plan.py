@@ -27,7 +27,9 @@ from overlap_pass.report.comparison import Comparison
 from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.rewrite.partition import partition
 from overlap_pass.rewrite.reshard import PartitionByBudget
+from overlap_pass.rewrite.transport import carry
 from overlap_pass.spec import spec
+from overlap_pass.transport.choice import Carriers
 
 __all__ = ["Build", "fake_world", "llama_step", "plan_llama", "plan_model", "trace", "trace_model"]
 
@@ -60,13 +62,16 @@ def fake_world(ranks: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def trace(model: nn.Module, inputs: Sequence[Any], *, cut: Cut = partition) -> tuple[Program, ...]:
+def trace(
+    model: nn.Module, inputs: Sequence[Any], *, cut: Cut = partition, carriers: Carriers | None = None
+) -> tuple[Program, ...]:
     """Forward and backward program of ``model(*inputs)``, whose result must be a scalar loss.
 
     The graphs are those that Inductor would start from: its decompositions, the min-cut partitioner, ZeRO-3 kept.
 
     Args:
         cut: joint graph → forward and backward graph, a ``partition_fn`` of AOTAutograd.
+        carriers: what carries the collectives, where it is not the communicator.
 
     Raises:
         CaptureError: the model does not trace into one graph.
@@ -74,6 +79,8 @@ def trace(model: nn.Module, inputs: Sequence[Any], *, cut: Cut = partition) -> t
     programs: list[Program] = []
 
     def collect(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        if carriers is not None:
+            carry(gm.graph, carriers)
         phase = phase_of(gm.graph)
         program = read_program(gm.graph, phase, name=phase.value)
         if program.launches:  # Dynamo may add a graph of its own that only hands values on
@@ -105,7 +112,12 @@ def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:
 
 
 def trace_model(
-    build: Build, *, world_size: int, progress: Report = lambda _: None, cut: Cut = partition
+    build: Build,
+    *,
+    world_size: int,
+    progress: Report = lambda _: None,
+    cut: Cut = partition,
+    carriers: Carriers | None = None,
 ) -> tuple[Program, ...]:
     """Forward and backward program of one training step on ``world_size`` ranks; arguments and errors as below."""
     if world_size < 2:
@@ -116,7 +128,7 @@ def trace_model(
         # Constants that decompositions lift into the graph are real tensors.
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = build(mesh)
-            return trace(make_traceable(model), inputs, cut=cut)
+            return trace(make_traceable(model), inputs, cut=cut, carriers=carriers)
 
 
 def plan_model(
@@ -148,7 +160,10 @@ def plan_model(
     hardware = config.hardware_for(None)
     by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
     plans: list[Plan] = []
-    for program in trace_model(build, world_size=world_size, progress=progress, cut=by_budget or partition):
+    carriers = Carriers(config.transport, config.reduction)
+    for program in trace_model(
+        build, world_size=world_size, progress=progress, cut=by_budget or partition, carriers=carriers
+    ):
         progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
         budget = budget_within(config.memory_budget if by_budget is None else by_budget.budget, program, plans)
         plans.append(make_plan(program, hardware, config.strategy, budget, coalesce=config.coalesce))
@@ -157,6 +172,8 @@ def plan_model(
         ("strategy", spec(config.strategy)),
         ("memory budget", config.memory_budget.spec),
         ("coalesce", str(config.coalesce)),
+        ("transport", config.transport),
+        ("reduction", config.reduction),
         *(() if by_budget is None else by_budget.setting()),
         ("torch", torch.__version__),
     )

@@ -9,16 +9,17 @@ import torch
 import torch.fx as fx
 
 from overlap_pass.errors import IllegalSchedule
-from overlap_pass.graph.program import CollectiveKind
-from overlap_pass.graph.targets import collective_kind
 from overlap_pass.schedule.coalescing import Group
+from overlap_pass.transport import ops
 
 __all__ = ["coalesce_nodes"]
 
 _FUNCTIONAL = torch.ops._c10d_functional
 _COALESCED = {
-    CollectiveKind.ALL_GATHER: _FUNCTIONAL.all_gather_into_tensor_coalesced.default,
-    CollectiveKind.REDUCE_SCATTER: _FUNCTIONAL.reduce_scatter_tensor_coalesced.default,
+    _FUNCTIONAL.all_gather_into_tensor.default: _FUNCTIONAL.all_gather_into_tensor_coalesced.default,
+    _FUNCTIONAL.reduce_scatter_tensor.default: _FUNCTIONAL.reduce_scatter_tensor_coalesced.default,
+    ops.GATHER_START: ops.GATHER_START_COALESCED,
+    ops.EXCHANGE_START: ops.EXCHANGE_START_COALESCED,
 }
 
 
@@ -35,14 +36,13 @@ def coalesce_nodes(graph: fx.Graph, groups: Sequence[Group]) -> None:
     output = next(iter(graph.find_nodes(op="output")))
     for group in groups:
         members = [_member(nodes, name) for name in group.members]
-        kind = collective_kind(members[0].target)
-        rest = members[0].args[1:]
-        if kind not in _COALESCED or any(m.target is not members[0].target or m.args[1:] != rest for m in members):
+        target, rest = members[0].target, members[0].args[1:]
+        if target not in _COALESCED or any(m.target is not target or m.args[1:] != rest for m in members):
             raise IllegalSchedule(
                 f"launches {', '.join(group.members)} cannot be coalesced: they differ in kind or group"
             )
         with graph.inserting_before(output):
-            launch = _node(graph, group.launch, _COALESCED[kind], ([m.args[0] for m in members], *rest))
+            launch = _node(graph, group.launch, _COALESCED[target], ([m.args[0] for m in members], *rest))
             launch.meta = {**members[0].meta, "val": [m.meta["val"] for m in members]}
             for index, member in enumerate(members):
                 part = _node(graph, group.part(member.name), operator.getitem, (launch, index))

@@ -125,18 +125,20 @@ class Simulator:
             op = program.op(name)
             queues.cpu_us += costs.launch_us.get(name, 0.0)
             if op.collective is not None:
+                _add_kernel(queues, op, costs)
                 gate = len(queues.compute) if exists is None else exists.gate(op)
                 item = _Item(op, costs.duration_us.get(name, 0.0), queues.cpu_us, gate, costs.contention_of(name))
                 item.wire = costs.wires.get(op.collective.group, "")
                 lane = costs.lane_of(name, op.collective)
                 queues.collectives.setdefault(lane, []).append(item)
-                if lane != op.collective.group:
+                if op.collective.by_copy or lane != op.collective.group:
                     queues.copy_lanes.add(lane)  # a copy engine needs no multiprocessor
                 launched[name] = item
             elif op.launch is not None:
                 if op.launch not in launched:
                     raise IllegalSchedule(f"wait {name!r} comes before its launch {op.launch!r}: launch it first")
                 queues.compute.append(_Item(op, 0.0, queues.cpu_us, launch=launched[op.launch]))
+                _add_kernel(queues, op, costs)
             elif op.kind is OpKind.COMPUTE and (length_us := costs.duration_us.get(name, 0.0)) > 0:
                 queues.compute.append(_Item(op, length_us, queues.cpu_us))
             if exists is not None:
@@ -178,6 +180,13 @@ class _Queues:
     collectives: dict[str, list[_Item]] = field(default_factory=dict)
     copy_lanes: set[str] = field(default_factory=set)
     cpu_us: float = 0.0
+
+
+def _add_kernel(queues: _Queues, op: OpNode, costs: CostTable) -> None:
+    """A launch that first casts what it sends, a wait that then sums what has arrived."""
+    length_us = costs.kernel_us.get(op.name, 0.0)
+    if length_us > 0:
+        queues.compute.append(_Item(op, length_us, queues.cpu_us))
 
 
 class _Existence:

@@ -1,0 +1,137 @@
+"""Collectives in an FX graph handed to another carrier: copy engines, or an exchange instead of a ring reduction.
+
+::
+
+    shard ─ cast ─ all-gather ─ wait                ⇒  shard ─ gather_start ─ wait
+    gradient ─ cast [─ pad] ─ reduce-scatter ─ wait ⇒  gradient [─ pad] ─ exchange_start ─ exchange_finish
+                                                           └─────────────────────────────────▲
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch import Tensor
+
+from overlap_pass.graph.read import ANNOTATION
+from overlap_pass.transport import ops
+from overlap_pass.transport.choice import Carriers
+
+__all__ = ["carry"]
+
+_FUNCTIONAL = torch.ops._c10d_functional
+_GATHER = _FUNCTIONAL.all_gather_into_tensor.default
+_REDUCE = _FUNCTIONAL.reduce_scatter_tensor.default
+_WAIT = _FUNCTIONAL.wait_tensor.default
+_PAD = torch.ops.aten.constant_pad_nd.default
+_CLONE = torch.ops.aten.clone.default
+_CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
+_SUMMED = (torch.float32, torch.bfloat16)
+
+
+def carry(graph: fx.Graph, carriers: Carriers) -> None:
+    """Replace, in place, the gathers of parameters and reductions of gradients that ``carriers`` takes over.
+
+    Only what the capture has noted as such is touched: collectives of activations stay with their communicator.
+
+    Raises:
+        OptionError: copy engines are asked for where they cannot work.
+    """
+    for node in list(graph.nodes):
+        if node.target in (_GATHER, _REDUCE) and _is_captured(node):
+            group_name = node.args[-1]
+            by_copy = carriers.by_copy(group_name, _value(node).is_cuda)
+            if node.target is _GATHER and by_copy:
+                _gather(graph, node)
+            elif node.target is _REDUCE:
+                _reduce(graph, node, carriers, by_copy)
+
+
+def _is_captured(node: fx.Node) -> bool:
+    return ANNOTATION in (node.meta.get("custom") or {})
+
+
+def _gather(graph: fx.Graph, node: fx.Node) -> None:
+    sent, size, group_name = node.args
+    shard = _uncast(sent) if _only_for(sent, node) else sent
+    with graph.inserting_before(node):
+        start = graph.call_function(ops.GATHER_START, (shard, _value(node).dtype, size, group_name))
+    start.meta = dict(node.meta)
+    node.replace_all_uses_with(start)
+    graph.erase_node(node)
+    _drop(graph, sent)
+
+
+def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -> None:
+    sent, reduce_op, size, group_name = node.args
+    wait, *others = node.users
+    gradient, pad = _before_the_cast(node)
+    dtype = _value(node).dtype
+    known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
+    if not known or not carriers.exchanges(size, by_copy, halves=_value(gradient).itemsize < dtype.itemsize):
+        return
+    with graph.inserting_before(node):
+        if pad is not None:
+            gradient = _again(graph, pad, gradient)
+        if not _value(gradient).is_contiguous():
+            gradient = _contiguous(graph, gradient)
+        start = graph.call_function(ops.EXCHANGE_START, (gradient, size, group_name, by_copy))
+        value = _value(gradient)
+        start.meta = {**node.meta, "val": value.new_empty(1) if by_copy else torch.empty_like(value)}
+    with graph.inserting_before(wait):
+        args = (start, gradient, reduce_op, dtype, size, group_name, by_copy)
+        finish = graph.call_function(ops.EXCHANGE_FINISH, args)
+        finish.meta = dict(wait.meta)
+    wait.replace_all_uses_with(finish)
+    for gone in (wait, node):
+        graph.erase_node(gone)
+    _drop(graph, sent)
+
+
+def _before_the_cast(reduction: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """What is reduced, before it was cast for it, and the padding that has to be done to that instead."""
+    sent = reduction.args[0]
+    pad = sent if sent.target is _PAD and _only_for(sent, reduction) else None
+    cast, reader = (sent, reduction) if pad is None else (pad.args[0], pad)
+    source = _uncast(cast) if _only_for(cast, reader) else cast
+    return (sent, None) if source is cast else (source, pad)
+
+
+def _again(graph: fx.Graph, pad: fx.Node, source: fx.Node) -> fx.Node:
+    padded = graph.call_function(_PAD, (source, *pad.args[1:]), dict(pad.kwargs))
+    padded.meta = {**pad.meta, "val": _value(pad).to(_value(source).dtype)}
+    return padded
+
+
+def _contiguous(graph: fx.Graph, source: fx.Node) -> fx.Node:
+    clone = graph.call_function(_CLONE, (source,), {"memory_format": torch.contiguous_format})
+    clone.meta = {**source.meta, "val": _value(source).contiguous()}
+    return clone
+
+
+def _uncast(node: fx.Node) -> fx.Node:
+    """What a cast between floating-point dtypes reads; the node itself if it is none."""
+    if node.target not in _CASTS:
+        return node
+    source = node.args[0]
+    same_place = _value(source).device == _value(node).device and _value(source).is_contiguous()
+    return source if same_place and _value(source).is_floating_point() else node
+
+
+def _only_for(node: fx.Node, reader: fx.Node) -> bool:
+    return list(node.users) == [reader]
+
+
+def _drop(graph: fx.Graph, node: Any) -> None:
+    """Erase what nothing reads any more: a cast, a pad."""
+    while isinstance(node, fx.Node) and not node.users and node.target in (*_CASTS, _PAD):
+        source = node.args[0]
+        graph.erase_node(node)
+        node = source
+
+
+def _value(node: Any) -> Tensor:
+    value: Tensor = node.meta["val"]
+    return value
