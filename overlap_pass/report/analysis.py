@@ -15,11 +15,18 @@ from overlap_pass.report.table import percent, time_ns
 from overlap_pass.traces.advice import LEAST_SHARE, Finding, advise, is_cpu_bound, reorder_bound_ns
 from overlap_pass.traces.causes import ExposedCause
 from overlap_pass.traces.figures import Analysis, CollectiveFigures, Coverage, DeviceFigures, StepFigures
+from overlap_pass.traces.periods import StepSource
 
 __all__ = ["SCHEMA", "AnalysisReport", "dumps", "part", "residual_ns"]
 
 SCHEMA = "overlap-pass/analysis/1"
 _MOST_NAMED = 4
+_TOLD_BY = {
+    StepSource.OPTIMIZER: "a step is from the end of one Optimizer.step to the end of the next",
+    StepSource.COLLECTIVES: (
+        "a step is one run of the sequence of collectives that repeats, which with gradient accumulation may be a micro-batch"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +139,10 @@ def _device_notes(device: DeviceFigures) -> Iterator[str]:
 
 def _scope_notes(device: DeviceFigures) -> Iterator[str]:
     if device.step.number is None:
-        yield "the trace has no ProfilerStep, so the figures are of the whole trace; call profiler.step() for figures of a step."
+        yield "the trace has no ProfilerStep and nothing in it repeats as steps do, so the figures are of the whole trace; call profiler.step() for figures of a step."
         return
+    if device.coverage.steps_from in _TOLD_BY:
+        yield f"the trace has no ProfilerStep; {_TOLD_BY[device.coverage.steps_from]}."
     partial = [step for step in device.steps if step.partial]
     for step in partial:
         kept = (
@@ -152,6 +161,7 @@ def _file_notes(coverage: Coverage) -> Iterator[str]:
             coverage.unlinked,
             f"of {coverage.events} device events were launched before the trace began: busy time, but of no step",
         ),
+        (coverage.in_order, "collectives share no number with their launch; it was told by their order"),
         (coverage.unreadable, "broken events were left out"),
         (coverage.mended, "events were read after their names were mended"),
         (coverage.undecodable, "characters were no UTF-8"),

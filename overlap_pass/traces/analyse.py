@@ -25,7 +25,9 @@ from overlap_pass.traces.figures import (
     StepFigures,
     SyncFigures,
 )
-from overlap_pass.traces.kernels import DeviceEvent, issues_collective
+from overlap_pass.traces.kernels import DeviceEvent
+from overlap_pass.traces.names import issues_collective
+from overlap_pass.traces.periods import StepSource
 from overlap_pass.traces.ranks import RankCollective, Waits, find_waits
 from overlap_pass.traces.slowdown import find_slowdown
 from overlap_pass.traces.steps import Step
@@ -122,7 +124,8 @@ def _collectives(device: _Device) -> list[DeviceEvent]:
 
 def _seen(device: _Device, event: DeviceEvent) -> RankCollective:
     start_ns = event.span.start_ns
-    steps = device.windows if not device.whole else ()
+    # Only the profiler counts steps alike on all ranks.
+    steps = device.windows if device.capture.steps_from is StepSource.PROFILER else ()
     position = bisect_right(steps, start_ns, key=lambda step: step.start_ns) - 1
     step = steps[position].number if position >= 0 and start_ns < steps[position].end_ns else None
     epoch_ns = device.capture.epoch_ns
@@ -190,6 +193,8 @@ def _coverage(device: _Device) -> Coverage:
     return Coverage(
         events=len(device.events),
         unlinked=sum(event.launch is None for event in device.events),
+        in_order=sum(event.launch is not None and event.launch.in_order for event in device.events),
+        steps_from=capture.steps_from,
         unreadable=capture.unreadable,
         mended=capture.file.mended,
         undecodable=capture.file.undecodable,

@@ -13,6 +13,7 @@ from overlap_pass.timeline.spans import Span, Timeline
 from overlap_pass.traces.chrome import read_file
 from overlap_pass.traces.kernels import DeviceEvent, device_events
 from overlap_pass.traces.launches import find_launches
+from overlap_pass.traces.periods import StepSource, find_marks
 from overlap_pass.traces.records import TraceFile
 from overlap_pass.traces.repairs import Repairs, repair
 from overlap_pass.traces.source import Progress
@@ -32,6 +33,7 @@ class Capture:
         events: what ran on the devices, sorted by start.
         devices: their numbers, in order.
         steps: device-side steps, partial ones included.
+        steps_from: what told them.
         unlinked: device events whose launch the file does not hold: they count as busy time, and end no step.
         unreadable: broken events that were left out.
         repairs: times of device events that were mended.
@@ -48,6 +50,7 @@ class Capture:
     events: tuple[DeviceEvent, ...]
     devices: tuple[int, ...]
     steps: tuple[Step, ...]
+    steps_from: StepSource
     unlinked: int
     unreadable: int
     repairs: Repairs
@@ -79,7 +82,8 @@ def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
         raise TraceError(_nothing(file))
     correlations = frozenset(event.correlation for event in file.device)
     file.device.clear()
-    steps = device_steps(file.marks, events, cut=bool(file.damage))
+    marks, steps_from = find_marks(file, events)
+    steps = device_steps(marks, events, cut=bool(file.damage))
     return Capture(
         path=file.path,
         rank=file.rank,
@@ -88,11 +92,12 @@ def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
         events=events,
         devices=tuple(sorted({event.device for event in events})),
         steps=steps,
+        steps_from=steps_from,
         unlinked=sum(event.launch is None for event in events),
         unreadable=file.unreadable,
         repairs=repairs,
         repeated=launches.repeated,
-        silent_steps=tuple(without_device_events(file.marks, steps)),
+        silent_steps=tuple(without_device_events(marks, steps)),
         correlations=correlations,
         file=file,
     )

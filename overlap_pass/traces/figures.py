@@ -15,6 +15,7 @@ from overlap_pass.timeline.stats import CollectiveStats, OverlapStats
 from overlap_pass.traces.causes import ExposedCause, IdleCause
 from overlap_pass.traces.collectives import Transport
 from overlap_pass.traces.kernels import Rule
+from overlap_pass.traces.periods import StepSource
 from overlap_pass.traces.repairs import Repairs
 from overlap_pass.traces.slowdown import Slowdown
 
@@ -66,7 +67,7 @@ class StepFigures:
     """One step of one device, or the whole trace where it has no steps.
 
     Attributes:
-        number: the n of ``ProfilerStep#n``; ``None`` for a whole trace.
+        number: the n of ``ProfilerStep#n``, else counted from 0; ``None`` for a whole trace.
         start_ns, end_ns: on the file's clock.
         partial, counts: see :class:`~overlap_pass.traces.steps.Step`.
         timeline: for drawing.
@@ -126,6 +127,8 @@ class Coverage:
     Attributes:
         events: device events that took time.
         unlinked: those whose launch the file does not hold.
+        in_order: those whose launch was told by order, as it shares no number with them.
+        steps_from: what said where steps begin, in the file.
         unreadable, mended: events of the file left out, or read after mending.
         undecodable: characters that were no UTF-8.
         damage: why the file ends early.
@@ -139,6 +142,8 @@ class Coverage:
 
     events: int
     unlinked: int
+    in_order: int
+    steps_from: StepSource
     unreadable: int
     mended: int
     undecodable: int

@@ -15,43 +15,23 @@ Every other kernel is compute: a list of names for compute would miss half of th
 from __future__ import annotations
 
 import enum
-import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from overlap_pass.timeline.intervals import Interval, union
 from overlap_pass.timeline.spans import Span, SpanKind
 from overlap_pass.traces.collectives import Match, Transport, collective_kind, match_of, payload_bytes, transport_of
+from overlap_pass.traces.in_order import link_in_order
 from overlap_pass.traces.launches import Launch, Launches
+from overlap_pass.traces.names import is_collective_kernel, is_copy_kernel, is_helper, issues_collective, shape_of
 from overlap_pass.traces.records import Event
 
-__all__ = ["DeviceEvent", "Rule", "device_events", "issues_collective"]
+__all__ = ["DeviceEvent", "Rule", "device_events"]
 
 _KERNELS = frozenset({"kernel", "concurrent_kernel"})
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
-
-# Older ROCm runs copies and fills as kernels.
-_COPY_KERNEL = re.compile(r"__amd_rocclr_(copy|fill)buffer|memory_copy_", re.IGNORECASE)
-
-_COLLECTIVE_OP = re.compile(r"record_param_comms$|c10d::|_c10d_functional::|symm_mem::|nccl:")
-_COLLECTIVE_KERNEL = re.compile(
-    r"""(?:^|::)(?:
-        nccl\w*kernel | rccl | mscclkernel                              # NCCL, RCCL, MSCCL, symmetric ones included
-      | multimem_(?:all_reduce|one_shot|all_gather|reduce_scatter)      # symmetric memory through NVSwitch
-      | (?:one|two)_shot_all_reduce | cross_device_reduce               # peer-to-peer all-reduces
-      | nvshmem | deep_ep::
-    )""",
-    re.IGNORECASE | re.VERBOSE,
-)
-# FSDP's copies into and out of the buffer of a collective: they use the SMs, so they compute, on its behalf.
-_HELPER_HOOK = re.compile(r"FSDP::all_gather|FSDP::post_backward_reduce")
-_HELPER_OP = re.compile(r"fsdp::|aten::(?:split_with_sizes_copy|_?chunk_cat)")
-
-# A file has hundreds of names and hundreds of thousands of events.
-_by_name = lru_cache(maxsize=1 << 14)
 
 
 class Rule(enum.StrEnum):
@@ -104,18 +84,20 @@ def device_events(events: Sequence[Event], launches: Launches) -> tuple[DeviceEv
     on_device = [e for e in events if (e.category in _KERNELS or e.category in _COPIES) and e.start_ns < e.end_ns]
     numbers = _device_numbers(on_device)
     ranges = _collective_ranges(events)
+    linked = link_in_order(on_device, launches.of(on_device), launches.unanswered)
     found = [
         _device_event(event, launch, numbers[_device(event)], ranges.get((*_device(event), _lane(event)), ()))
-        for event, launch in zip(on_device, launches.of(on_device), strict=True)
+        for event, launch in zip(on_device, linked, strict=True)
     ]
     return tuple(sorted(found, key=lambda e: (e.span.start_ns, e.span.lane, e.span.name)))
 
 
 def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequence[Interval]) -> DeviceEvent:
-    op = launch.within.op if launch else ""
+    op = launch.within.op if launch and not launch.in_order else ""
     rule = _rule(event, op, ranges)
     kind = SpanKind.COMMUNICATION if rule else _kind_without_rule(event)
-    collective = collective_kind(event.args, op if rule is Rule.LAUNCH else "", event.name) if rule else None
+    issued = launch.within.op if launch and issues_collective(launch.within.op) else ""
+    collective = collective_kind(event.args, issued, event.name) if rule else None
     return DeviceEvent(
         span=Span(
             name=event.name,
@@ -132,25 +114,9 @@ def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequ
         launch=launch,
         transport=transport_of(event.category in _COPIES, event.name) if rule else None,
         match=match_of(event.args, collective) if rule else None,
-        shape=_shape(event.name, event.grid) if kind is SpanKind.COMPUTE else "",
-        helper=kind is SpanKind.COMPUTE and launch is not None and _is_helper(launch.within.op, launch.within.hook),
+        shape=shape_of(event.name, event.grid) if kind is SpanKind.COMPUTE else "",
+        helper=kind is SpanKind.COMPUTE and launch is not None and is_helper(launch.within.op, launch.within.hook),
     )
-
-
-@_by_name
-def issues_collective(op: str) -> bool:
-    """Whether a CPU op of this name issues a collective."""
-    return bool(_COLLECTIVE_OP.match(op))
-
-
-@_by_name
-def _is_helper(op: str, hook: str | None) -> bool:
-    return bool(_HELPER_OP.match(op) or (hook and _HELPER_HOOK.match(hook)))
-
-
-@_by_name
-def _shape(name: str, grid: str) -> str:
-    return f"{name} {grid}"
 
 
 def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
@@ -158,7 +124,7 @@ def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
         return Rule.ARGUMENTS
     if issues_collective(op):
         return Rule.LAUNCH
-    if event.category in _KERNELS and _is_collective(event.name):
+    if event.category in _KERNELS and is_collective_kernel(event.name):
         return Rule.NAME
     if _is_inside(event, ranges):
         return Rule.ANNOTATION
@@ -166,29 +132,9 @@ def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
 
 
 def _kind_without_rule(event: Event) -> SpanKind:
-    if event.category in _COPIES or _is_copy(event.name):
+    if event.category in _COPIES or is_copy_kernel(event.name):
         return SpanKind.COPY
     return SpanKind.COMPUTE
-
-
-@_by_name
-def _is_collective(kernel: str) -> bool:
-    return bool(_COLLECTIVE_KERNEL.search(_function(kernel)))
-
-
-@_by_name
-def _is_copy(kernel: str) -> bool:
-    return bool(_COPY_KERNEL.match(kernel))
-
-
-def _function(name: str) -> str:
-    """The qualified function of a C++ signature: without return type, template arguments and parameters.
-
-    >>> _function("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)")
-    'multimem_all_reduce_kernel'
-    """
-    bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")
-    return re.split(r"[<(]", bare, maxsplit=1)[0]
 
 
 def _is_inside(event: Event, ranges: Sequence[Interval]) -> bool:

@@ -2,15 +2,17 @@
 
 A call and what it launched share a *correlation*. Such numbers are unique within one process only, so in a file that
 several ranks were merged into they repeat; then the process that launches most of the device's other work is meant.
+ROCm writes 0 for the kernels of collectives: those are told by their order; see :mod:`overlap_pass.traces.in_order`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from overlap_pass.traces.names import is_collective_kernel, issues_collective
 from overlap_pass.traces.records import Event, Place, Thread, TraceFile
 
 __all__ = ["Enclosure", "Launch", "Launches", "find_launches"]
@@ -43,12 +45,14 @@ class Launch:
         place: the thread that made it.
         call: ``"cudaLaunchKernel"``, …
         within: the ops around it.
+        in_order: known by its place among the others, not by a correlation.
     """
 
     start_ns: int
     place: Place
     call: str
     within: Enclosure
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,16 @@ class Launches:
     Attributes:
         by_correlation: several calls for one number only where files of several processes were merged.
         repeated: how many numbers that concerns.
+        unanswered: launches inside the ops of collectives that no device event shares a number with, by time; looked
+            for only where a kernel of a collective has no number.
     """
 
     by_correlation: Mapping[int, Sequence[Launch]]
     repeated: int
+    unanswered: Sequence[Launch] = ()
 
     def of(self, events: Sequence[Event]) -> list[Launch | None]:
-        """The call behind each event, ``None`` where the file does not hold it."""
+        """The call behind each event, ``None`` where no call has its number."""
         found = [self.by_correlation.get(event.correlation, ()) for event in events]
         if not self.repeated:
             return [calls[0] if calls else None for calls in found]
@@ -102,7 +109,22 @@ def find_launches(file: TraceFile) -> Launches:
             call = Launch(thread.calls.starts_ns[i], place, file.names[thread.calls.names[i]], within)
             found[thread.correlations[i]].append(call)
     repeated = sum(len(calls) > 1 for calls in found.values())
-    return Launches(found, repeated)
+    lost = any(event.correlation == 0 and is_collective_kernel(event.name) for event in file.device)
+    return Launches(found, repeated, tuple(_unanswered(file, wanted)) if lost else ())
+
+
+def _unanswered(file: TraceFile, answered: Collection[int]) -> list[Launch]:
+    is_launch = ["LaunchKernel" in name for name in file.names]
+    found: list[Launch] = []
+    for place, thread in file.threads.items():
+        calls = thread.calls
+        lonely = [
+            i for i, number in enumerate(thread.correlations) if is_launch[calls.names[i]] and number not in answered
+        ]
+        for i, within in enclosing(file.names, thread, lonely):
+            if issues_collective(within.op):
+                found.append(Launch(calls.starts_ns[i], place, file.names[calls.names[i]], within, in_order=True))
+    return sorted(found, key=lambda launch: launch.start_ns)
 
 
 def enclosing(names: Sequence[str], thread: Thread, calls: Iterable[int]) -> Iterator[tuple[int, Enclosure]]:

@@ -82,7 +82,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """``ProfilerStep#number`` on a CPU thread."""
+    """One step of the CPU: ``ProfilerStep#number``, or what was taken for one."""
 
     number: int
     pid: int | str

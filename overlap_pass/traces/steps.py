@@ -1,6 +1,6 @@
 """Where a step begins and ends on the device.
 
-The CPU marks its steps with ``ProfilerStep#n``, and the device runs behind it, by a whole step at times. So the device's
+The CPU marks its steps with ``ProfilerStep#n`` (or :mod:`overlap_pass.traces.periods` tells them), and the device runs behind it, by a whole step at times. So the device's
 step ends with the last event that was launched inside the CPU's step, and begins where the step before ended::
 
     CPU      │ProfilerStep#4      │ProfilerStep#5      │
@@ -32,7 +32,7 @@ class Step:
     """One step of one device.
 
     Attributes:
-        number: the n of ``ProfilerStep#n``.
+        number: the n of ``ProfilerStep#n``, else counted from 0.
         device: the device that the boundaries are of.
         cpu_start_ns, cpu_end_ns: the CPU's mark.
         start_ns, end_ns: the device's window, half-open.
