@@ -75,6 +75,37 @@ def inductor_against_as_written(policy: MixedPrecisionPolicy) -> list[str]:
     return _differing(expected, _numbers(policy, scheduled({}).prepare))
 
 
+def copies_against_nccl(backend: str, steps: int) -> list[str]:
+    """Steps of two models side by side, memory churned with NaN in between: what differs, with its step."""
+    found: list[str] = []
+    with reproducible():
+        ring, copies = (
+            _workload(BF16, partial(_compiled_with, backend, options))
+            for options in ({"transport": "nccl", "reduction": "ring"}, {"transport": "copy_engine"})
+        )
+        for step in range(steps):
+            junk = [torch.full((2**size,), float("nan"), device=_device()) for size in range(10, 22)]
+            del junk
+            differing = _differing(*(_after(workload) for workload in (ring, copies)))
+            found += [f"step {step}: {name}" for name in differing]
+    return found
+
+
+def _after(workload: Workload) -> Numbers:
+    loss = workload()
+    gradients = {name: p.grad.to_local().clone() for name, p in workload.model.named_parameters()}
+    with torch.no_grad():
+        for parameter in workload.model.parameters():
+            parameter -= 0.01 * parameter.grad
+            parameter.grad = None
+    return Numbers((loss,), gradients)
+
+
+def _compiled_with(backend: str, options: dict[str, str], model: nn.Module) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend, fullgraph=True, options=options)
+
+
 def orders_in_generated_code() -> list[tuple[str, str]]:
     """Planned and generated order of forward and backward, as strings of tokens."""
     from compile_backends import compilation
@@ -100,9 +131,9 @@ def orders_in_generated_code() -> list[tuple[str, str]]:
 def _token(target: str) -> str:
     """One letter for what the order is about: launches, waits, matrix products."""
     for pattern, token in (
-        (r"all_gather_into_tensor", "A"),
-        (r"reduce_scatter_tensor", "R"),
-        (r"wait_tensor", "w"),
+        (r"all_gather_into_tensor|gather_start", "A"),
+        (r"reduce_scatter_tensor|exchange_start", "R"),
+        (r"wait_tensor|exchange_finish", "w"),
         (r"aten\.(mm|addmm|bmm)\.", "C"),
     ):
         if re.search(pattern, target):
@@ -113,7 +144,7 @@ def _token(target: str) -> str:
 def _code_tokens(code: str) -> str:
     tokens = []
     for line in code.splitlines():
-        call = re.match(r"\s*(\w+ = )?torch\.ops\._c10d_functional\.\w+", line)
+        call = re.match(r"\s*(\w+ = )?torch\.ops\.(_c10d_functional|overlap_pass)\.\w+", line)
         if call:
             tokens.append(_token(call[0]))
         elif match := re.search(r"extern_kernels\.(mm|addmm|bmm)\(", line):
@@ -125,6 +156,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "eager fp32": partial(eager_against_fsdp2, FP32),
     "eager bf16": partial(eager_against_fsdp2, BF16),
     "inductor bf16": partial(inductor_against_as_written, BF16),
+    "copies, eager": partial(copies_against_nccl, "overlap_eager", 100),
+    "copies, inductor": partial(copies_against_nccl, "overlap", 50),
     "order": orders_in_generated_code,
 }
 
@@ -133,6 +166,11 @@ CASES: dict[str, Callable[[], Any]] = {
 def outcomes():
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     return run_cases(CASES, ranks=2, limit_s=400)
+
+
+@pytest.mark.parametrize("case", ["copies, eager", "copies, inductor"])
+def test_copies_give_the_bits_of_nccl_in_every_step(outcomes, case) -> None:
+    assert outcomes[case].values() == ([], [])
 
 
 @pytest.mark.parametrize("case", ["eager fp32", "eager bf16"])
