@@ -1,9 +1,11 @@
-"""How long and how much memory ``overlap-pass analyze`` needs for a large trace; not a test, run by hand.
+"""How long and how much memory ``overlap-pass analyze`` needs, beside Holistic Trace Analysis; not a test, run by hand.
 
-    python tests/bench/analyze_large_trace.py --megabytes 1000 [--keep trace.json] [--holistic]
+    python -m tests.bench.analyze_large_trace --megabytes 1000 [--keep trace.json]
+    python -m tests.bench.analyze_large_trace rank0.json.gz … --holistic PYTHON --rounds 3
 
-Writes a trace like those of an eager FSDP2 run with stacks, analyzes it in a process of its own and prints the figures.
-``--holistic`` analyzes the same file with Holistic Trace Analysis (PyPI ``traceinsight``) too, where it is installed.
+Analyzes the files named, or one that it writes: like a trace of an eager FSDP2 run with stacks. Each run is a process of its
+own. ``--holistic`` runs HTA (PyPI ``traceinsight``) on the same files in turns, with the interpreter given, and asks it for
+its overlap and its temporal breakdown, which is less than ``analyze`` says. Times are of the CPU, all threads, with the start.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import argparse
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 _STEP_US = 200_000
 _LAYERS = 32
@@ -33,45 +35,65 @@ _COLLECTIVE = (
     '"Process Group Name": "0", "Process Group Ranks": "[0, 1]"'
 )
 
-_ANALYZE = "from overlap_pass.cli.main import main; raise SystemExit(main(['analyze', {path!r}]))"
+_ANALYZE = "import sys; from overlap_pass.cli.main import main; main(['analyze', sys.argv[1]])"
 _HOLISTIC = """
+import sys
 from hta.trace_analysis import TraceAnalysis
-analysis = TraceAnalysis(trace_files={{0: {path!r}}})
+analysis = TraceAnalysis(trace_files={0: sys.argv[1]})
 print(analysis.get_comm_comp_overlap(visualize=False))
 print(analysis.get_temporal_breakdown(visualize=False))
 """
 _MEASURED = """
 import resource, sys
 used = resource.getrusage(resource.RUSAGE_SELF)
-sys.stderr.write(f'\\nUSED {used.ru_maxrss} {used.ru_utime + used.ru_stime:.1f}')
+sys.stderr.write(f'\\nUSED {used.ru_maxrss} {used.ru_utime + used.ru_stime}')
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("traces", nargs="*", type=Path)
+    parser.add_argument("--megabytes", type=int, default=100, help="size of the trace that is written")
     parser.add_argument("--keep", type=Path, help="write the trace here and leave it")
-    parser.add_argument("--holistic", action="store_true")
+    parser.add_argument("--holistic", metavar="PYTHON", help="an interpreter that has traceinsight")
+    parser.add_argument("--rounds", type=int, default=1, help="the median of so many runs is printed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = args.keep or Path(folder) / "rank0.json"
-        if not path.exists():
-            _write(path, args.megabytes * 1_000_000)
-        print(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
-        _measure("overlap-pass", _ANALYZE.replace("raise SystemExit", "print").format(path=str(path)))
-        if args.holistic:
-            _measure("holistic", _HOLISTIC.format(path=str(path)))
+        paths = args.traces or [args.keep or Path(folder) / "rank0.json"]
+        if not paths[0].exists():
+            _write(paths[0], args.megabytes * 1_000_000)
+        print("| trace | size | overlap-pass | HTA | factor |\n| --- | --- | --- | --- | --- |")
+        for path in paths:
+            print(_row(path, args.holistic, args.rounds), flush=True)
 
 
-def _measure(name: str, program: str) -> None:
-    began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", program + _MEASURED], capture_output=True, text=True, check=False)
-    took_s = time.perf_counter() - began
+def _row(path: Path, holistic: str | None, rounds: int) -> str:
+    ours, theirs = [], []
+    for _ in range(rounds):
+        ours.append(_measure(sys.executable, _ANALYZE, path))
+        if holistic:
+            theirs.append(_measure(holistic, _HOLISTIC, path))
+    name = f"{path.parent.name}/{path.name} | {path.stat().st_size / 1e6:.1f} MB"
+    (our_s, our_mib), (their_s, their_mib) = _median(ours), _median(theirs)
+    if not theirs:
+        return f"| {name} | {our_s:.2f} s, {our_mib:.0f} MiB | | |"
+    factor = f"{their_s / our_s:.1f}× time, {their_mib / our_mib:.1f}× memory"
+    return f"| {name} | {our_s:.2f} s, {our_mib:.0f} MiB | {their_s:.2f} s, {their_mib:.0f} MiB | {factor} |"
+
+
+def _median(runs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return (median(run[0] for run in runs), median(run[1] for run in runs)) if runs else (0.0, 0.0)
+
+
+def _measure(python: str, program: str, path: Path) -> tuple[float, float]:
+    """(seconds of CPU, largest resident size in MiB) of a process."""
+    # Beside the file: Python looks for modules in the working folder first.
+    command = [python, "-c", program + _MEASURED, str(path.absolute())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=path.parent)
     used = done.stderr.rpartition("USED ")[2].split()
     if done.returncode or len(used) != 2:
-        print(f"{name}: failed: {done.stderr[-400:]}")
-        return
-    print(f"{name}: {took_s:.1f} s ({used[1]} s of CPU), {int(used[0]) / 1024:.0f} MiB")
+        sys.exit(f"{path}: failed: {done.stderr[-400:]}")
+    return float(used[1]), int(used[0]) / 1024
 
 
 def _write(path: Path, size_bytes: int) -> None:
