@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from overlap_pass import __version__
-from overlap_pass.cli import analyze, compare, demo, doctor, plan, strategies, sweep, verify
+from overlap_pass.cli import analyze, calibrate, compare, demo, doctor, plan, strategies, sweep, verify
 from overlap_pass.errors import OverlapPassError
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS = (analyze, compare, demo, doctor, plan, strategies, sweep, verify)
+COMMANDS = (analyze, calibrate, compare, demo, doctor, plan, strategies, sweep, verify)
 
 EXIT_UNEXPECTED = 1
 EXIT_REFUSED = 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 
 from overlap_pass.cost.collectives import crossing_bytes
@@ -71,7 +71,7 @@ def fit_link(samples: Sequence[CollectiveSample], prior: Link) -> Link:
         raise PlanError("measured collectives take no longer the more they move, so no bandwidth can be told from them")
     crossing = [crossing_bytes(sample.collective) for sample in samples]
     best_error, best = float("inf"), prior
-    for saturation_bytes in [0.0, *sorted(set(crossing))[:-2]]:
+    for saturation_bytes in _breakpoints(crossing):
         rows = []
         for sample, moved_bytes in zip(samples, crossing, strict=True):
             known_us = 0.0 if several else prior.hop_us * sample.hops
@@ -113,6 +113,13 @@ def fit_efficiency(samples: Sequence[KernelSample], peak_per_us: float) -> tuple
 def relative_error(pairs: Iterable[tuple[float, float]]) -> float:
     """Median of ``|model / measured − 1|`` over (model, measured) pairs."""
     return median(abs(model / measured - 1) for model, measured in pairs)
+
+
+def _breakpoints(crossing: Sequence[float]) -> list[float]:
+    """None, and four in each gap between two sizes; at least two sizes stay above."""
+    sizes = sorted(set(crossing))
+    pairs = pairwise(sizes[:-1])
+    return [0.0, *(low * (high / low) ** (quarter / 4) for low, high in pairs for quarter in range(1, 5))]
 
 
 def _grow(points: Sequence[tuple[float, float]]) -> bool:

@@ -39,7 +39,11 @@ def _table(name: str, value: Any, notes: Mapping[str, str], unlike: Contention |
     for field in dataclasses.fields(value):
         entry = getattr(value, field.name)
         if isinstance(entry, Mapping):
-            nested += ["", f"[{name}.{field.name}]", *(f"{key} = {_number(one)}" for key, one in entry.items())]
+            nested += [
+                "",
+                _noted(f"[{name}.{field.name}]", notes.get(f"{name}.{field.name}")),
+                *(f"{key} = {_number(one)}" for key, one in entry.items()),
+            ]
         elif unlike is None or entry != getattr(unlike, field.name):
             plain.append(_noted(f"{field.name} = {_number(entry)}", notes.get(f"{name}.{field.name}")))
     return ["", _noted(f"[{name}]", notes.get(name)), *plain, *nested]
