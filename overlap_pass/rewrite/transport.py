@@ -15,7 +15,9 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
+from overlap_pass.graph.program import Category
 from overlap_pass.graph.read import ANNOTATION
+from overlap_pass.graph.targets import category
 from overlap_pass.transport import ops
 from overlap_pass.transport.choice import Carriers
 
@@ -27,6 +29,14 @@ _REDUCE = _FUNCTIONAL.reduce_scatter_tensor.default
 _WAIT = _FUNCTIONAL.wait_tensor.default
 _PAD = torch.ops.aten.constant_pad_nd.default
 _CLONE = torch.ops.aten.clone.default
+_VIEWS = (
+    torch.ops.aten.permute.default,
+    torch.ops.aten.t.default,
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default,
+)
 _CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 _SUMMED = (torch.float32, torch.bfloat16)
 
@@ -96,7 +106,18 @@ def _before_the_cast(reduction: fx.Node) -> tuple[fx.Node, fx.Node | None]:
     pad = sent if sent.target is _PAD and _only_for(sent, reduction) else None
     cast, reader = (sent, reduction) if pad is None else (pad.args[0], pad)
     source = _uncast(cast) if _only_for(cast, reader) else cast
-    return (sent, None) if source is cast else (source, pad)
+    return (sent, None) if source is cast or not _is_product(source) else (source, pad)
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether a matmul writes the gradient, which then exists in its own dtype.
+
+    What a compiler fuses with the cast behind it (norms, embeddings: few bytes) may never have been rounded to that
+    dtype; sent before the cast, it would be.
+    """
+    while node.target in _VIEWS:
+        node = node.args[0]
+    return node.op == "call_function" and category(node.target) is Category.MATMUL
 
 
 def _again(graph: fx.Graph, pad: fx.Node, source: fx.Node) -> fx.Node:
