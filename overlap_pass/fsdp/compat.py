@@ -23,11 +23,13 @@ __all__ = [
     "TensorParallelView",
     "UnitView",
     "absent_internals",
+    "after_backward",
     "backward_running",
     "fsdp_marks",
     "fsdp_source",
     "forward_hooks",
     "live_state",
+    "may_compile",
     "original_class",
     "reset_parameter",
     "reshard",
@@ -43,6 +45,7 @@ _FSDP = "torch.distributed.fsdp._fully_shard"
 # Module attributes, as (module, dotted name).
 _NAMES = (
     ("torch._C", "_current_graph_task_id"),
+    ("torch._C._dynamo.eval_frame", "get_eval_frame_callback"),
     ("torch._dynamo", "optimize"),
     ("torch._dynamo.eval_frame", "skip_code"),
     ("torch._dynamo.source", "FSDPNNModuleSource"),
@@ -137,7 +140,8 @@ class GroupView:
     unshard_pending: bool
     custom_communication: bool
     all_reduce_hook: bool
-    reduces_gradients: bool
+    reduces: bool
+    all_reduces: bool
     pending_gradient: bool
     gradient_divide_factor: float | None
     sum_only: bool
@@ -250,7 +254,8 @@ def _group_view(group: Any) -> GroupView:
         unshard_pending=group._all_gather_result is not None,
         custom_communication=not default,
         all_reduce_hook=group._all_reduce_hook is not None,
-        reduces_gradients=group.reduce_grads and group.all_reduce_grads,
+        reduces=group.reduce_grads,
+        all_reduces=group.all_reduce_grads,
         pending_gradient=group._partial_reduce_output is not None,
         gradient_divide_factor=group.gradient_divide_factor,
         sum_only=group.force_sum_reduction_for_comms,
@@ -380,3 +385,15 @@ def without_own_graph(function: _F) -> _F:
 def backward_running() -> bool:
     """Whether the autograd engine is running on this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def after_backward(function: Callable[[], None]) -> None:
+    """Called in a hook of backward: have ``function`` called when that backward is through."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def may_compile() -> bool:
+    """Whether Dynamo looks at the Python functions that are called now: under ``torch.compile``, outside of its graphs."""
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    return get_eval_frame_callback() is not None

@@ -13,19 +13,12 @@ from torch import nn
 
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import compat
+from overlap_pass.fsdp.accumulation import Accumulator
 from overlap_pass.fsdp.discover import has_live_units
-from overlap_pass.fsdp.inspection import UnitSpec, inspect
+from overlap_pass.fsdp.inspection import ParameterSpec, UnitSpec, inspect
 from overlap_pass.fsdp.journal import Journal
-from overlap_pass.fsdp.module import (
-    READS,
-    UNIT,
-    Forwards,
-    OverlapModule,
-    ParameterRead,
-    Unit,
-    converted_class,
-    warn_always_reduced,
-)
+from overlap_pass.fsdp.module import READS, UNIT, OverlapModule, converted_class
+from overlap_pass.fsdp.unit import ParameterRead, Run, Unit
 
 __all__ = ["is_traceable", "make_traceable", "restore"]
 
@@ -70,8 +63,6 @@ def make_traceable(model: nn.Module) -> nn.Module:
     except BaseException:
         journal.undo()
         raise
-    if not all(group.reduces_gradients for spec in specs for group in spec.view.groups):
-        warn_always_reduced("set_requires_gradient_sync")
     return model
 
 
@@ -79,8 +70,16 @@ def restore(model: nn.Module) -> nn.Module:
     """Give a converted model its FSDP2 hooks back, in place; a model that was not converted is returned as it is.
 
     Parameters that were replaced meanwhile (``to_empty``, ``load_state_dict(assign=True)``) and what
-    ``set_reshard_after_forward`` has changed stay.
+    ``set_reshard_after_forward`` or ``set_requires_gradient_sync`` has changed stay.
+
+    Raises:
+        ConversionError: gradients of micro-batches still wait to be reduced. Nothing has been changed then.
     """
+    for module in model.modules():
+        if (unit := module.__dict__.get(UNIT)) is not None and unit.pending:
+            raise ConversionError(
+                f"{unit.fqn or 'the root module'} holds gradients that are not reduced yet: restore behind an optimizer step"
+            )
     for module in list(model.modules()):
         if (conversion := module.__dict__.get(_CONVERSION)) is not None:
             _take_back(*conversion)
@@ -89,13 +88,15 @@ def restore(model: nn.Module) -> nn.Module:
 
 def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
     reads: dict[nn.Module, dict[str, ParameterRead]] = {}
-    forwards = Forwards()
+    run = Run()
     for spec in specs:
-        unit = _unit(spec, forwards)
+        unit = _unit(spec, run)
         for parameter in spec.parameters:
-            read = ParameterRead(unit, parameter.gather.to_json(), parameter.view.tensor_parallel)
+            read = _read(unit, parameter)
+            unit.owned.append((*parameter.view.owners[0], read))
             for module, name in parameter.view.owners:
                 reads.setdefault(module, {})[name] = read
+        unit.set_reduction(**spec.reduction)
         for module in spec.view.modules:
             _exchange_hooks(module, spec, unit, journal)
     for module, own in reads.items():
@@ -123,14 +124,25 @@ def _holders(units: Iterable[nn.Module], reads: Mapping[nn.Module, object]) -> d
     }
 
 
-def _unit(spec: UnitSpec, forwards: Forwards) -> Unit:
+def _unit(spec: UnitSpec, run: Run) -> Unit:
     return Unit(
         spec.fqn,
         reshard=spec.reshard,
         input_dtype=spec.input_dtype,
         output_dtype=spec.output_dtype,
         device=spec.device,
-        forwards=forwards,
+        run=run,
+    )
+
+
+def _read(unit: Unit, parameter: ParameterSpec) -> ParameterRead:
+    return ParameterRead(
+        unit,
+        parameter.gather.parameter,
+        parameter.gather.to_json(),
+        parameter.gather.replicate_group is not None,
+        parameter.view.tensor_parallel,
+        Accumulator(parameter.gather.parameter),
     )
 
 
@@ -148,11 +160,13 @@ def _exchange_hooks(module: nn.Module, spec: UnitSpec, unit: Unit, journal: Jour
 
 
 def _take_back(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
-    flags = [(spec, module.__dict__[UNIT].reshard) for spec in specs for module in spec.view.modules]
+    units = [(spec, module, module.__dict__[UNIT]) for spec in specs for module in spec.view.modules]
     journal.undo()
-    for spec, flag in flags:
+    for spec in specs:
         for parameter in spec.parameters:
             compat.reset_parameter(parameter.view)
-        if flag != spec.reshard:
-            for module in spec.view.modules:
-                module.set_reshard_after_forward(flag, recurse=False)
+    for spec, module, unit in units:
+        if unit.reshard != spec.reshard:
+            module.set_reshard_after_forward(unit.reshard, recurse=False)
+        module.set_requires_gradient_sync(unit.reduces, recurse=False)
+        module.set_requires_all_reduce(unit.all_reduces, recurse=False)

@@ -5,22 +5,28 @@ are the same bit for bit where the reduction adds in the same order (always on 2
 
     forward   shard ─ cast ─ pad ─ all-gather ─ wait ─ drop padding ─▶ parameter
     backward  gradient ─ cast ─ pad ─ scale ─ reduce-scatter ─ wait [─ all-reduce ─ wait] ─ divide ─ drop padding ─ cast ─▶ shard
+
+Where micro-batches are not reduced each, backward ends or takes something in on its way: see ``fsdp.accumulation``.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, traceback
 
+from overlap_pass.errors import ConversionError
+from overlap_pass.fsdp.accumulation import GRADIENT, SHARD, Accumulator, Point, add_held
 from overlap_pass.graph.read import ANNOTATION
 
-__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather"]
+__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather", "reduce_held"]
 
 ReduceOp = Literal["avg", "sum"]
 
@@ -88,6 +94,19 @@ class GatherSpec:
         """The gathered parameter's dtype; parameters that are not floating-point keep theirs."""
         return self.param_dtype if self.param_dtype is not None and shard_dtype.is_floating_point else shard_dtype
 
+    def reduced_dtype(self, shard_dtype: torch.dtype) -> torch.dtype:
+        """What travels in the reduce-scatter; gradients come in the dtype of the gathered parameter."""
+        return self.reduce_dtype or self.gather_dtype(shard_dtype)
+
+    @property
+    def reduced_shape(self) -> tuple[int, ...]:
+        """Shape of what a reduce-scatter returns, padding included."""
+        if self.shard_dim == 0:
+            return (self.padded_rows, *self.shape[1:])
+        parts = list(self.shape)
+        parts[self.shard_dim] //= self.shard_ranks
+        return tuple(parts)
+
     def reduction(self, dtype: torch.dtype) -> Reduction:
         """The steps that FSDP2 takes from gradients of ``dtype`` on each rank to their mean.
 
@@ -129,7 +148,9 @@ class GatherSpec:
 
 
 @torch.compiler.allow_in_graph
-def gather(parameter: Tensor, how: str, reshard: bool) -> Tensor:
+def gather(
+    parameter: Tensor, how: str, reshard: bool, key: str = "", hold: Point | None = None, leaf: Tensor | None = None
+) -> Tensor:
     """The full parameter from its shards; its gradient is reduced back to the shard.
 
     Dynamo puts a call of this function into its graph as it stands, and AOTAutograd traces through it. That takes a
@@ -141,14 +162,48 @@ def gather(parameter: Tensor, how: str, reshard: bool) -> Tensor:
         how: a :class:`GatherSpec` as JSON.
         reshard: whether a graph should gather again in backward instead of keeping the result (ZeRO-3); only noted on
             the nodes, for the passes that partition the graph.
+        key: of the accumulator whose gradients are reduced together with this one's, ``""`` for none.
+        hold: where backward ends: the gradient so far is then that of ``leaf``, and the shard gets none.
 
     Returns:
         A plain tensor of shape ``GatherSpec.shape``.
+
+    Raises:
+        ConversionError: ``leaf`` is of another dtype than the gradient will be.
     """
     spec = GatherSpec.from_json(how)
+    expected = spec.gather_dtype(parameter.dtype)
+    if leaf is not None and hold == GRADIENT and leaf.dtype != expected:
+        raise ConversionError(
+            f"{spec.parameter}: gradients are held back in {leaf.dtype} but come in {expected} since the model's dtype was "
+            "changed: call set_requires_gradient_sync(False) again behind that"
+        )
     with traceback.annotate({ANNOTATION: {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}}):
-        shard = parameter.to_local(grad_placements=parameter.placements)
-        return _Gather.apply(shard, spec)
+        # The shard of a gradient that is held back gets none: not zeros either, which torch 2.11 makes of that.
+        source = parameter if leaf is None else parameter.detach()
+        shard = source.to_local(grad_placements=parameter.placements)
+        return _Gather.apply(shard, spec, key, hold, leaf)
+
+
+def reduce_held(parameter: Tensor, spec: GatherSpec, accumulator: Accumulator, hold: Point | None) -> Tensor | None:
+    """Reduce what waits, where no backward did; the gradient of the shard, or ``None`` if it goes on waiting.
+
+    Outside of graphs. All ranks must call it for the same parameters in the same order.
+    """
+    held, waiting = accumulator.take(GRADIENT), accumulator.take(SHARD)
+    parts = [part for part in (None if held is None else _scatter(held, spec), waiting) if part is not None]
+    if not parts:
+        return None
+    shard = sum(parts[1:], parts[0])
+    if hold == SHARD:
+        accumulator.sums[SHARD] = shard
+        return None
+    rows = parameter.to_local().shape[0]
+    local = _finish(shard, spec, rows, parameter.dtype)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def drop_unused_gathers(gm: GraphModule) -> int:
@@ -167,17 +222,27 @@ def drop_unused_gathers(gm: GraphModule) -> int:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, spec: GatherSpec) -> Tensor:
-        ctx.spec = spec
+    def forward(ctx: Any, shard: Tensor, spec: GatherSpec, key: str, hold: Point | None, leaf: Tensor | None) -> Tensor:
+        ctx.spec, ctx.key, ctx.hold = spec, key, hold
         ctx.rows, ctx.dtype = shard.shape[0], shard.dtype
         return _all_gather(shard, spec)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        shard = _reduce(gradient, ctx.spec)
-        if ctx.spec.padded:
-            shard = shard.narrow(0, 0, ctx.rows)
-        return _cast(shard, ctx.dtype), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, Tensor | None]:
+        spec, key = ctx.spec, ctx.key
+        if ctx.hold == GRADIENT:
+            return None, None, None, None, gradient
+        dtype = spec.reduce_dtype or gradient.dtype
+        gradient = add_held(gradient, key, GRADIENT, dtype, next(_uses)) if key else _cast(gradient, dtype)
+        shard = _scatter(gradient, spec)
+        if ctx.hold == SHARD:
+            return None, None, None, None, shard
+        if key and spec.replicate_group is not None:
+            shard = add_held(shard, key, SHARD, shard.dtype, next(_uses))
+        return _finish(shard, spec, ctx.rows, ctx.dtype), None, None, None, None
+
+
+_uses = itertools.count()
 
 
 def _all_gather(shard: Tensor, spec: GatherSpec) -> Tensor:
@@ -195,25 +260,34 @@ def _all_gather(shard: Tensor, spec: GatherSpec) -> Tensor:
     return full.narrow(0, 0, spec.shape[0]) if spec.padded else full
 
 
-def _reduce(gradient: Tensor, spec: GatherSpec) -> Tensor:
-    c10d = torch.ops._c10d_functional
-    gradient = _cast(gradient, spec.reduce_dtype or gradient.dtype)
+def _scatter(gradient: Tensor, spec: GatherSpec) -> Tensor:
+    """From the gradient of the whole parameter, in the dtype that travels, to this rank's part of the sum."""
     reduction = spec.reduction(gradient.dtype)
     if reduction.scale is not None:
         gradient = gradient * reduction.scale
-    if spec.shard_ranks > 1:
-        if spec.shard_dim != 0:
-            gradient = torch.cat(torch.chunk(gradient, spec.shard_ranks, dim=spec.shard_dim), dim=0)
-        if spec.padded:
-            gradient = _pad_rows(gradient, spec.padded_rows * spec.shard_ranks)
-        gradient = c10d.reduce_scatter_tensor(
-            gradient.contiguous(), reduction.scatter, spec.shard_ranks, spec.reduce_group
-        )
-        gradient = c10d.wait_tensor(gradient)
+    if spec.shard_ranks == 1:
+        return gradient
+    if spec.shard_dim != 0:
+        gradient = torch.cat(torch.chunk(gradient, spec.shard_ranks, dim=spec.shard_dim), dim=0)
+    if spec.padded:
+        gradient = _pad_rows(gradient, spec.padded_rows * spec.shard_ranks)
+    c10d = torch.ops._c10d_functional
+    part = c10d.reduce_scatter_tensor(gradient.contiguous(), reduction.scatter, spec.shard_ranks, spec.reduce_group)
+    return c10d.wait_tensor(part)
+
+
+def _finish(shard: Tensor, spec: GatherSpec, rows: int, dtype: torch.dtype) -> Tensor:
+    """From this rank's part to the gradient of the shard: over the replicas, divided, without padding, in its dtype."""
+    reduction = spec.reduction(shard.dtype)
+    c10d = torch.ops._c10d_functional
     if spec.replicate_group is not None:
-        gradient = c10d.all_reduce(gradient.contiguous(), reduction.all_reduce, spec.replicate_group)
-        gradient = c10d.wait_tensor(gradient)
-    return gradient if reduction.divide is None else gradient / reduction.divide
+        shard = c10d.all_reduce(shard.contiguous(), reduction.all_reduce, spec.replicate_group)
+        shard = c10d.wait_tensor(shard)
+    if reduction.divide is not None:
+        shard = shard / reduction.divide
+    if spec.padded:
+        shard = shard.narrow(0, 0, rows)
+    return _cast(shard, dtype)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -37,6 +37,7 @@ class UnitSpec:
     Attributes:
         fqn: qualified names of its modules, ``""`` for the model itself.
         reshard: gather again in backward.
+        reduction: which of a gradient's reductions a backward does.
         input_dtype, output_dtype: what floating-point tensors are cast to at the door, ``None`` for nothing.
         device: where the root's inputs are moved, ``None`` for nowhere.
     """
@@ -44,6 +45,7 @@ class UnitSpec:
     view: compat.UnitView
     fqn: str
     reshard: bool
+    reduction: dict[str, bool]
     input_dtype: torch.dtype | None
     output_dtype: torch.dtype | None
     device: torch.device | None
@@ -144,6 +146,10 @@ def _unit_spec(unit: compat.UnitView, names: Mapping[nn.Module, str], *, outermo
         view=unit,
         fqn=fqn,
         reshard=reshard,
+        reduction={
+            "reduces": all(group.reduces for group in unit.groups),
+            "all_reduces": all(group.all_reduces for group in unit.groups),
+        },
         input_dtype=unit.param_dtype if unit.cast_forward_inputs else None,
         output_dtype=unit.output_dtype,
         device=unit.device if is_root and unit.device.type != "cpu" else None,

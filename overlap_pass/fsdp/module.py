@@ -2,134 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.nn.utils.rnn import PackedSequence
 
 from overlap_pass.errors import ConversionError
-from overlap_pass.fsdp.compat import TensorParallelView, backward_running, without_own_graph
-from overlap_pass.fsdp.gather import GatherSpec, gather
+from overlap_pass.fsdp.gather import GatherSpec
+from overlap_pass.fsdp.unit import ParameterRead, Unit
 from overlap_pass.units import format_bytes
 
-__all__ = [
-    "READS",
-    "UNIT",
-    "Forwards",
-    "OverlapModule",
-    "ParameterRead",
-    "Unit",
-    "converted_class",
-    "describe",
-    "warn_always_reduced",
-]
+__all__ = ["READS", "UNIT", "OverlapModule", "converted_class", "describe"]
 
 # Keys in the ``__dict__`` of converted modules: parameter name -> ParameterRead, and the module's own unit.
 READS = "_overlap_reads"
 UNIT = "_overlap_unit"
-
-
-class Forwards:
-    """How many forwards of one model's units are running outside compiled graphs."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-class Unit:
-    """The run-time state of one ``fully_shard`` call.
-
-    Attributes:
-        fqn: qualified name of its module, ``""`` for the root.
-        reshard: whether graphs gather again in backward (ZeRO-3).
-        depth: how many forwards of its modules are running outside compiled graphs.
-        forwards: the same count for all units of the model, which share it.
-    """
-
-    __slots__ = ("__weakref__", "depth", "device", "forwards", "fqn", "input_dtype", "output_dtype", "reshard")
-
-    def __init__(
-        self,
-        fqn: str,
-        *,
-        reshard: bool,
-        input_dtype: torch.dtype | None,
-        output_dtype: torch.dtype | None,
-        device: torch.device | None,
-        forwards: Forwards | None = None,
-    ) -> None:
-        self.fqn = fqn
-        self.forwards = forwards or Forwards()
-        self.reshard = reshard
-        self.input_dtype = input_dtype
-        self.output_dtype = output_dtype
-        self.device = device
-        self.depth = 0
-
-    # Hooks of the outermost module run outside its graph. They must not become small graphs of their own, without a
-    # collective; and where forward cannot be compiled as a whole, their count lets its fragments read parameters.
-
-    @without_own_graph
-    def pre_forward(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        # Inside a graph nothing may be counted: Dynamo refuses side effects under activation checkpointing, and
-        # is_compiling() already says what the count would.
-        if not torch.compiler.is_compiling():
-            self.depth += 1
-            self.forwards.count += 1
-        if self.device is not None or self.input_dtype is not None:
-            args, kwargs = _map_tensors(self._admit, args), _map_tensors(self._admit, kwargs)
-        return args, kwargs
-
-    @without_own_graph
-    def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            self.depth = max(0, self.depth - 1)
-            self.forwards.count = max(0, self.forwards.count - 1)
-        return output if self.output_dtype is None else _map_tensors(self._emit, output)
-
-    # What register_fsdp_forward_method() has put on a module calls FSDP2's state by these names.
-    _pre_forward = pre_forward
-    _post_forward = post_forward
-
-    @without_own_graph
-    def _admit(self, tensor: Tensor) -> Tensor:
-        if self.device is not None and tensor.device != self.device:
-            tensor = tensor.to(self.device)
-        return _cast_floating(tensor, self.input_dtype)
-
-    @without_own_graph
-    def _emit(self, tensor: Tensor) -> Tensor:
-        return _cast_floating(tensor, self.output_dtype)
-
-    def running(self) -> bool:
-        """Whether parameters read now are meant for computing: in a graph, in forward, or recomputed in backward."""
-        return torch.compiler.is_compiling() or self.depth > 0 or backward_running()
-
-    def in_forward(self) -> bool:
-        """Whether a forward that began outside compiled graphs is running.
-
-        Unlike :meth:`running`, not in whatever else a user compiles or hooks into backward: who walks over the parameters
-        there, to clip their gradients for example, wants the shards.
-        """
-        return self.forwards.count > 0 if torch.compiler.is_compiling() else self.depth > 0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ParameterRead:
-    """What reading a parameter takes: its unit, its :class:`GatherSpec` as JSON, and the DTensor that it is part of."""
-
-    unit: Unit
-    how: str
-    outer: TensorParallelView | None
 
 
 def _too_late(method: str) -> Callable[..., None]:
@@ -187,9 +76,9 @@ class OverlapModule:
         """Does nothing: the schedule bounds what is in flight by the memory budget."""
 
     def reset_iter_state(self) -> None:
-        """Forget forwards that an exception has cut short."""
+        """Forget forwards that an exception has cut short, and gradients that wait for a reduction, as FSDP2 does."""
         for unit in _units(self, recurse=True):
-            unit.depth = unit.forwards.count = 0
+            unit.clear()
 
     # -- kept, in the graph's terms
 
@@ -201,14 +90,14 @@ class OverlapModule:
             unit.reshard = reshard_after_forward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """``False`` warns once: gradients are reduced in every backward, and add up in their shards."""
-        if not requires_gradient_sync:
-            warn_always_reduced("set_requires_gradient_sync")
+        """``False``: the backward of forwards from now on reduces nothing; the next one that does reduces the sum."""
+        for unit in _units(self, recurse=recurse):
+            unit.set_reduction(reduces=requires_gradient_sync, all_reduces=requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """``False`` warns once: gradients are reduced in every backward, and add up in their shards."""
-        if not requires_all_reduce:
-            warn_always_reduced("set_requires_all_reduce")
+        """``False``: the same for the all-reduce over replicas alone (HSDP)."""
+        for unit in _units(self, recurse=recurse):
+            unit.set_reduction(all_reduces=requires_all_reduce)
 
     # -- part of the graph: to be said before the conversion
 
@@ -277,13 +166,7 @@ def _reader(name: str) -> Callable[[nn.Module], Tensor]:
         own: ParameterRead = getattr(module, READS)[name]
         if parameter is None or not own.unit.running():
             return parameter
-        full = gather(parameter, own.how, own.unit.reshard)
-        if own.outer is None:
-            return full
-        mesh, placements = own.outer.mesh, own.outer.placements
-        return DTensor.from_local(
-            full, mesh, placements, run_check=False, shape=own.outer.shape, stride=own.outer.stride
-        )
+        return own.read(parameter)
 
     return read
 
@@ -310,16 +193,6 @@ def _named_reader(original: type[nn.Module]) -> Callable[..., Iterator[tuple[str
 def _units(module: Any, *, recurse: bool) -> list[Unit]:
     modules = module.modules() if recurse else (module,)
     return [found.__dict__[UNIT] for found in modules if UNIT in found.__dict__]
-
-
-@functools.cache
-def warn_always_reduced(method: str) -> None:
-    """Say once per process that gradients cannot be held back."""
-    warnings.warn(
-        f"{method}(False) changes nothing on a model made traceable by overlap_pass: every backward reduces its gradients "
-        "and adds them to the shards. The sum is the same up to rounding.",
-        stacklevel=3,
-    )
 
 
 def describe(model: Any, unit: Unit | None = None) -> str:
@@ -354,31 +227,3 @@ def _joined(words: Iterable[str]) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@without_own_graph
-def _cast_floating(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None or tensor.dtype == dtype or not tensor.is_floating_point():
-        return tensor
-    return tensor.to(dtype)
-
-
-@without_own_graph
-def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply to every tensor inside containers, with the same idea of a container as FSDP2; anything else stays."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, PackedSequence):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: _map_tensors(function, getattr(value, name)) for name in fields})
-    if isinstance(value, OrderedDict):
-        return type(value)((key, _map_tensors(function, item)) for key, item in value.items())
-    if isinstance(value, dict):
-        return {key: _map_tensors(function, item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[_map_tensors(function, item) for item in value])
-    if isinstance(value, (list, tuple, set)):
-        return type(value)([_map_tensors(function, item) for item in value])
-    return value

@@ -61,7 +61,10 @@ def _alike(first: list[fx.Node], second: list[fx.Node]) -> bool:
 
 
 def _constants(node: fx.Node) -> tuple[object, ...]:
-    arguments = (*node.args, *node.kwargs.items())
+    args = node.args
+    if str(node.target).startswith("overlap_pass.add_held"):
+        args = args[:-1]  # the number of the use
+    arguments = (*args, *node.kwargs.items())
     return tuple(str(argument) for argument in arguments if not isinstance(argument, fx.Node))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +19,8 @@ from torch.distributed.tensor import DTensor
 import overlap_pass
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import inspection
-from overlap_pass.fsdp.module import OverlapModule, Unit, warn_always_reduced
+from overlap_pass.fsdp.module import OverlapModule
+from overlap_pass.fsdp.unit import Unit
 from tests.cpu.models import TinyLlama, footprint, sharded_llama, tokens
 from tests.cpu.ranks import fake_ranks
 
@@ -161,23 +161,54 @@ def test_every_public_method_of_fsdp2_is_there() -> None:
     assert public - set(dir(OverlapModule)) == set()
 
 
-def test_unsynchronised_gradients_are_refused_with_one_warning() -> None:
-    warn_always_reduced.cache_clear()
-    model = overlap_pass.make_traceable(sharded_llama())
-    with pytest.warns(UserWarning, match="every backward reduces"):
-        model.set_requires_gradient_sync(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.set_requires_gradient_sync(False)
-        model.set_requires_gradient_sync(True)
+def flags(model: nn.Module) -> list[tuple[bool, bool]]:
+    """Of the root and two blocks: whether backward reduces, and over replicas."""
+    units = [module._get_fsdp_state() for module in (model, *model.blocks)]
+    if not isinstance(units[0], Unit):
+        specs = [inspection.inspect(model)[number].reduction for number in range(3)]
+        return [(spec["reduces"], spec["all_reduces"]) for spec in specs]
+    return [(unit.reduces, unit.all_reduces) for unit in units]
 
 
-def test_gradients_that_were_to_be_held_back_before_the_conversion_are_warned_of_too() -> None:
-    warn_always_reduced.cache_clear()
+def test_which_backwards_reduce_is_told_as_to_fsdp2_and_passes_there_and_back() -> None:
     model = sharded_llama()
     model.set_requires_gradient_sync(False)
-    with pytest.warns(UserWarning, match="every backward reduces"):
-        overlap_pass.make_traceable(model)
+    model.blocks[0].set_requires_gradient_sync(True)
+    model.blocks[1].set_requires_all_reduce(True)
+    before = [(False, False), (True, True), (False, True)]
+    assert flags(model) == before
+    assert flags(overlap_pass.make_traceable(model)) == before
+    model.set_requires_gradient_sync(True, recurse=False)
+    model.blocks[0].set_requires_all_reduce(False)
+    after = [(True, True), (True, False), (False, True)]
+    assert flags(model) == after
+    assert flags(overlap_pass.restore(model)) == after
+
+
+def test_gradients_that_wait_take_no_memory_before_and_are_forgotten_with_the_iteration() -> None:
+    model = overlap_pass.make_traceable(sharded_llama())
+    model.set_requires_gradient_sync(False)
+    unit = model._get_fsdp_state()
+    leaves = [leaf for _, _, read in unit.owned for leaf in read.accumulator.leaves.values()]
+    assert [leaf.untyped_storage().nbytes() for leaf in leaves] == [4, 4, 4]
+    model(tokens(model.config, seed=0)).sum().backward()
+    sums = [read.accumulator.sums["gradient"].shape for _, _, read in unit.owned]
+    assert sums == [(67, 32), (32,), (67, 32)]
+    assert model.head.weight.grad is None
+    assert unit.pending
+    model.reset_iter_state()
+    assert not unit.pending
+
+
+def test_a_change_of_dtype_between_micro_batches_is_told() -> None:
+    model = overlap_pass.make_traceable(sharded_llama())
+    model.set_requires_gradient_sync(False)
+    model.to(torch.bfloat16)
+    with pytest.raises(ConversionError, match=r"held back in torch\.float32 but come in torch\.bfloat16"):
+        model(tokens(model.config, seed=0))
+    model.reset_iter_state()
+    model.set_requires_gradient_sync(False)
+    model(tokens(model.config, seed=0)).sum().backward()
 
 
 def test_the_root_moves_its_inputs_to_its_device_as_fsdp2_does() -> None:

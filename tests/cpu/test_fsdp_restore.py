@@ -8,6 +8,7 @@ import pytest
 from torch import nn
 
 import overlap_pass
+from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import inspection
 from tests.cpu.models import footprint, sharded_llama, tokens
 from tests.cpu.ranks import fake_ranks
@@ -66,3 +67,16 @@ def test_parts_converted_one_after_the_other_are_restored_together() -> None:
     assert overlap_pass.is_traceable(model)
     overlap_pass.restore(model)
     assert footprint(model) == before
+
+
+def test_a_model_whose_gradients_still_wait_is_not_restored() -> None:
+    model = overlap_pass.make_traceable(sharded_llama())
+    model.set_requires_gradient_sync(False)
+    model(tokens(model.config, seed=0)).sum().backward()
+    before = footprint(model)
+    with pytest.raises(ConversionError, match="the root module holds gradients that are not reduced yet"):
+        overlap_pass.restore(model)
+    assert footprint(model) == before
+    model.set_requires_gradient_sync(True)
+    model(tokens(model.config, seed=0)).sum().backward()
+    overlap_pass.restore(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,8 @@ class Recipe:
     Attributes:
         batch: the model's arguments, given the model and the number of the batch.
         accumulate: backwards per optimizer step.
+        reduced: which of these backwards reduce gradients, and over the replicas of HSDP: ``"each"``, only the last
+            (``"once"``), or each but for the all-reduce (``"all-reduce once"``).
         clip: norm that gradients are clipped to.
         steps: optimizer steps.
         first: number of the first batch.
@@ -59,6 +61,7 @@ class Recipe:
 
     batch: Callable[[nn.Module, int], tuple[Any, ...]] = token_batch
     accumulate: int = 1
+    reduced: Literal["each", "once", "all-reduce once"] = "each"
     clip: float | None = None
     steps: int = 3
     first: int = 0
@@ -111,6 +114,9 @@ def train(
     losses, gradients = [], []
     for step in range(recipe.first, recipe.first + recipe.steps):
         for part in range(recipe.accumulate):
+            if recipe.reduced != "each":
+                hold = "set_requires_gradient_sync" if recipe.reduced == "once" else "set_requires_all_reduce"
+                getattr(model, hold)(part == recipe.accumulate - 1)
             loss = recipe.loss(forward(*recipe.batch(model, step * recipe.accumulate + part)))
             loss.backward()
             losses.append(loss.detach())
