@@ -15,6 +15,7 @@ import torch.fx as fx
 
 from compile_backends import eager, inductor
 from compile_backends.compilation import Compilation
+from compile_backends.first_steps import lowered
 from overlap_pass.config import Config, FsdpMode
 from overlap_pass.errors import OptionError, UncapturedCollectives
 from overlap_pass.fsdp import autoconvert, discover
@@ -43,7 +44,11 @@ def overlap(
     """
     config = _checked(overlap, options=options, mode=mode)
     _refuse_live_fsdp(gm, config)
-    return inductor.lower(gm, example_inputs, Compilation.begin(gm, config), mode)
+
+    def lower(graph: fx.GraphModule, inputs: Sequence[Any], chosen: Config) -> Callable[..., Any]:
+        return inductor.lower(graph, inputs, Compilation.begin(graph, chosen), mode)
+
+    return lowered(gm, example_inputs, config, lower)
 
 
 def overlap_eager(
@@ -59,7 +64,11 @@ def overlap_eager(
     """
     config = _checked(overlap_eager, options=options, mode=mode)
     _refuse_live_fsdp(gm, config)
-    return eager.lower(gm, example_inputs, Compilation.begin(gm, config))
+
+    def lower(graph: fx.GraphModule, inputs: Sequence[Any], chosen: Config) -> Callable[..., Any]:
+        return eager.lower(graph, inputs, Compilation.begin(graph, chosen))
+
+    return lowered(gm, example_inputs, config, lower)
 
 
 def _checked(backend: object, *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Config:

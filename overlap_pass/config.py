@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -33,6 +33,7 @@ _PAGES = (".html", ".json")
 Reshard = Literal["user", "auto"]
 Transport = Literal["auto", "nccl", "copy_engine"]
 Reduction = Literal["auto", "ring", "exchange"]
+Verify = Literal["off", "first_steps"]
 
 
 class FsdpMode(enum.StrEnum):
@@ -66,6 +67,7 @@ class Config:
             float32 where they arrive (``"exchange"``); ``"auto"`` exchanges where that gives the same bits.
         reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
             the budget allows (``"auto"``).
+        verify: ``"first_steps"`` runs both orders in the first steps and goes on with the faster one.
     """
 
     strategy: Strategy = field(default_factory=lambda: parse("latest_start"))
@@ -77,6 +79,7 @@ class Config:
     transport: Transport = "auto"
     reduction: Reduction = "auto"
     reshard: Reshard = "user"
+    verify: Verify = "off"
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
@@ -108,6 +111,19 @@ class Config:
         raise HardwareError(
             f"hardware='auto' knows no {device_name!r}: name the nearest of {', '.join(hardware_names())} or give the "
             "path of a .toml file"
+        )
+
+    def as_written(self) -> Config:
+        """The same without any change to the order, to what carries collectives, or to what is kept; and no report."""
+        return replace(
+            self,
+            strategy=parse("as_written"),
+            coalesce="off",
+            transport="nccl",
+            reduction="ring",
+            reshard="user",
+            verify="off",
+            report=None,
         )
 
     @cached_property
@@ -193,4 +209,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "transport": _one_of("transport", get_args(Transport)),
     "reduction": _one_of("reduction", get_args(Reduction)),
     "reshard": _one_of("reshard", get_args(Reshard)),
+    "verify": _one_of("verify", get_args(Verify)),
 }

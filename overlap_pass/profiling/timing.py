@@ -17,6 +17,7 @@ class Clock:
     """Marks on the timeline of a device: CUDA events on a GPU, the host's clock (after the work is done) on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._cuda = device.type == "cuda"
         self._marks: list[torch.cuda.Event | float] = []
 

@@ -61,10 +61,12 @@ def _fsdp2_compile(model: nn.Module) -> nn.Module:
     return model
 
 
+_AS_WRITTEN = {"strategy": "as_written", "coalesce": "off", "transport": "nccl", "reduction": "ring"}
+
 BASELINES: dict[str, Variant] = {
     variant.name: variant
     for variant in (
-        Variant("as-written", partial(_overlap, {"strategy": "as_written"})),
+        Variant("as-written", partial(_overlap, _AS_WRITTEN)),
         Variant("fsdp2", _fsdp2),
         Variant("fsdp2-compile", _fsdp2_compile),
         Variant("torch-overlap", peers.torch_overlap),
