@@ -52,7 +52,8 @@ class Compilation:
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
-        identity = f"{source_digest()}-{config.digest}-{hardware.name}-{capture_digest(gm)}"
+        carriers = Carriers(config.transport, config.reduction)
+        identity = f"{source_digest()}-{config.digest}-{hardware.name}-{carriers.identity}-{capture_digest(gm)}"
         by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
         return cls(config, hardware, identity, by_budget)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,14 +123,21 @@ class _Reader:
         return OpNode(node.name, OpKind.WAIT, str(node.target), _inputs(node), storages, launch=launch)
 
     def _finish(self, node: fx.Node, launch: str) -> OpNode:
-        """A wait that makes a result of its own out of what has arrived and of what was sent."""
+        """A wait that makes a result of its own out of what has arrived and of what was sent.
+
+        The result counts from the launch on: the sum may be made as early as another launch needs the place of what
+        has arrived.
+        """
         _, *sent = node.all_input_nodes
+        storages = self._allocate(node)
+        for storage in storages:
+            self.storages[storage] = replace(self.storages[storage], owner=launch)
         return OpNode(
             name=node.name,
             kind=OpKind.WAIT,
             target=str(node.target),
             inputs=_inputs(node),
-            storages=self._allocate(node),
+            storages=storages,
             dtype=_dtype(node),
             read_bytes=sum(_value_bytes(source) for source in sent),
             written_bytes=_value_bytes(node),

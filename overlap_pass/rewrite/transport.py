@@ -82,17 +82,17 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
     if not known or not carriers.exchanges(size, by_copy, halves=_value(gradient).itemsize < dtype.itemsize):
         return
+    how = (reduce_op, dtype, size, group_name, by_copy)
     with graph.inserting_before(node):
         if pad is not None:
             gradient = _again(graph, pad, gradient)
         if not _value(gradient).is_contiguous():
             gradient = _contiguous(graph, gradient)
-        start = graph.call_function(ops.EXCHANGE_START, (gradient, size, group_name, by_copy))
+        start = graph.call_function(ops.EXCHANGE_START, (gradient, *how))
         value = _value(gradient)
         start.meta = {**node.meta, "val": value.new_empty(1) if by_copy else torch.empty_like(value)}
     with graph.inserting_before(wait):
-        args = (start, gradient, reduce_op, dtype, size, group_name, by_copy)
-        finish = graph.call_function(ops.EXCHANGE_FINISH, args)
+        finish = graph.call_function(ops.EXCHANGE_FINISH, (start, gradient, *how))
         finish.meta = dict(wait.meta)
     wait.replace_all_uses_with(finish)
     for gone in (wait, node):

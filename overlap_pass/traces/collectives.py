@@ -12,6 +12,8 @@ __all__ = ["Match", "Transport", "collective_kind", "match_of", "payload_bytes",
 
 # In this order: "all_reduce" holds "reduce", and a broadcast may be spelt by NCCL as part of a longer name.
 _KINDS = (
+    ("gatherstart", "all_gather"),
+    ("exchangestart", "reduce_scatter"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
     ("allreduce", "all_reduce"),

@@ -25,7 +25,14 @@ from overlap_pass.timeline.spans import Span, SpanKind
 from overlap_pass.traces.collectives import Match, Transport, collective_kind, match_of, payload_bytes, transport_of
 from overlap_pass.traces.in_order import link_in_order
 from overlap_pass.traces.launches import Launch, Launches
-from overlap_pass.traces.names import is_collective_kernel, is_copy_kernel, is_helper, issues_collective, shape_of
+from overlap_pass.traces.names import (
+    copies_for_peers,
+    is_collective_kernel,
+    is_copy_kernel,
+    is_helper,
+    issues_collective,
+    shape_of,
+)
 from overlap_pass.traces.records import Event
 
 __all__ = ["DeviceEvent", "Rule", "device_events"]
@@ -96,7 +103,8 @@ def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequ
     op = launch.within.op if launch and not launch.in_order else ""
     rule = _rule(event, op, ranges)
     kind = SpanKind.COMMUNICATION if rule else _kind_without_rule(event)
-    issued = launch.within.op if launch and issues_collective(launch.within.op) else ""
+    within = launch.within.op if launch else ""
+    issued = within if issues_collective(within) or copies_for_peers(within) else ""
     collective = collective_kind(event.args, issued, event.name) if rule else None
     return DeviceEvent(
         span=Span(
@@ -122,7 +130,7 @@ def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequ
 def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
     if "Collective name" in event.args:
         return Rule.ARGUMENTS
-    if issues_collective(op):
+    if issues_collective(op) or (event.category in _COPIES and copies_for_peers(op)):
         return Rule.LAUNCH
     if event.category in _KERNELS and is_collective_kernel(event.name):
         return Rule.NAME

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["is_collective_kernel", "is_copy_kernel", "is_helper", "issues_collective", "shape_of"]
+__all__ = ["copies_for_peers", "is_collective_kernel", "is_copy_kernel", "is_helper", "issues_collective", "shape_of"]
 
 _by_name = lru_cache(maxsize=1 << 14)
 
@@ -22,6 +22,7 @@ _COLLECTIVE_KERNEL = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE,
 )
+_COPYING_OP = re.compile(r"overlap_pass::(?:gather|exchange)_start")
 # FSDP's copies into and out of the buffer of a collective: they use the SMs, so they compute, on its behalf.
 _HELPER_HOOK = re.compile(r"FSDP::all_gather|FSDP::post_backward_reduce")
 _HELPER_OP = re.compile(r"fsdp::|aten::(?:split_with_sizes_copy|_?chunk_cat)")
@@ -31,6 +32,12 @@ _HELPER_OP = re.compile(r"fsdp::|aten::(?:split_with_sizes_copy|_?chunk_cat)")
 def issues_collective(op: str) -> bool:
     """Whether a CPU op of this name issues a collective."""
     return bool(_COLLECTIVE_OP.match(op))
+
+
+@_by_name
+def copies_for_peers(op: str) -> bool:
+    """Whether the copies that this CPU op starts are a collective by copy engine; its kernels only prepare it."""
+    return bool(_COPYING_OP.match(op))
 
 
 @_by_name

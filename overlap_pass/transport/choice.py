@@ -46,6 +46,11 @@ class Carriers:
             raise OptionError(f"transport='copy_engine': {reason}; use transport='auto' or 'nccl'")
         return reason is None
 
+    @property
+    def identity(self) -> str:
+        """What decides besides the graph, for compile caches: the same model may find another machine the next time."""
+        return repr((self.transport, self.reduction, *(_machine() if torch.cuda.is_available() else ())))
+
     def exchanges(self, ranks: int, by_copy: bool, halves: bool) -> bool:
         """Whether a reduction sends gradients as they are and sums them where they arrive.
 
@@ -62,20 +67,26 @@ def why_not_by_copy(group_name: str) -> str | None:
     """Why the ranks of a group cannot copy from each other's memory; ``None`` if they can."""
     group = _resolve_process_group(group_name)
     ranks = dist.get_process_group_ranks(group)
-    devices = torch.cuda.device_count()
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", min(devices, dist.get_world_size())))
+    devices, per_node, p2p_disabled, reachable = _machine()
     if "nccl" not in dist.get_backend_config(group):
         return f"the group's backend is {dist.get_backend(group)}, not NCCL"
     if len(ranks) > _MOST_RANKS:
         return f"the group has {len(ranks)} ranks, and copies are made among at most {_MOST_RANKS}"
     if per_node < 1 or len({rank // per_node for rank in ranks}) > 1:
         return "the group spans nodes"
-    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+    if p2p_disabled:
         return "NCCL_P2P_DISABLE=1 forbids access to peers"
     if devices < len(ranks):
         return f"this process sees {devices} GPU of the group's {len(ranks)}, so that access to peers cannot be checked"
+    return None if reachable else "the GPUs cannot access each other's memory"
+
+
+def _machine() -> tuple[int, int, bool, bool]:
+    """GPUs that this process sees, ranks on each node, whether access to peers is forbidden, and whether it is there."""
+    devices = torch.cuda.device_count()
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", min(devices, ranks)))
     here = torch.cuda.current_device()
     others = [device for device in range(devices) if device != here]
-    if not all(torch.cuda.can_device_access_peer(here, other) for other in others):
-        return "the GPUs cannot access each other's memory"
-    return None
+    reachable = all(torch.cuda.can_device_access_peer(here, other) for other in others)
+    return devices, per_node, os.environ.get("NCCL_P2P_DISABLE") == "1", reachable

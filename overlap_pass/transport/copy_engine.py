@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import _register_work
 from overlap_pass.transport import driver
 from overlap_pass.transport.peers import Channel, SharedBuffer, channel
 from overlap_pass.transport.ring import ALIGNMENT
+from overlap_pass.transport.total import Total
 
 __all__ = ["finish_exchange", "start_exchange", "start_gather"]
 
@@ -43,13 +44,25 @@ class _Arrival(dist.Work):
 
 @dataclass(slots=True)
 class _Landing:
-    """A gradient under way: where its peers' pieces land, and what tells that they have."""
+    """A gradient under way.
 
+    Attributes:
+        gradient: what was sent, whose own rows are added to what arrives.
+        ticket: its place in the staging memory.
+        launch: the ticket that tells that all of its launch have arrived.
+        staging, offset: where the peers' pieces land.
+        sent: this rank's copies are done.
+        result: the sum, where its place was needed before it was asked for.
+    """
+
+    gradient: Tensor
+    total: Total
     ticket: int
     launch: int
     staging: SharedBuffer
     offset: int
     sent: torch.cuda.Event
+    result: Tensor | None = None
 
 
 _landings: dict[int, _Landing] = {}
@@ -102,8 +115,11 @@ def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str) 
     return results
 
 
-def start_exchange(gradients: Sequence[Tensor], group_name: str) -> list[Tensor]:
+def start_exchange(gradients: Sequence[Tensor], total: Total, group_name: str) -> list[Tensor]:
     """Send each peer its rows of each gradient; a token for each gradient, to be finished with the same gradient.
+
+    Where the places in the staging memory are still taken by gradients that nobody has asked for, those are summed now: a
+    place that became free only behind this launch in the order of ops could keep all ranks waiting for ever.
 
     Args:
         gradients: contiguous, the rows of all ranks one after the other, as many for each.
@@ -114,11 +130,13 @@ def start_exchange(gradients: Sequence[Tensor], group_name: str) -> list[Tensor]
     _, total_bytes = _laid_out([piece * (line.ranks - 1) for piece in pieces])
     staging = line.make_room(total_bytes)
     tickets = [line.next_ticket() for _ in gradients]
-    tokens = [gradient.new_empty(1) for gradient in gradients]
-    places = []
+    offsets = []
     for gradient, piece, ticket in zip(gradients, pieces, tickets, strict=True):
         offset, after = line.reserve(piece * (line.ranks - 1), ticket)
-        places.append(offset)
+        offsets.append(offset)
+        for landing in [landing for landing in _landings.values() if landing.staging is staging]:
+            if landing.ticket in after and landing.result is None:
+                landing.result = _sum(line, landing)
         for peer in line.peers:
             line.await_gone(line.stream, peer, after)
             slot = line.rank if line.rank < peer else line.rank - 1
@@ -126,35 +144,38 @@ def start_exchange(gradients: Sequence[Tensor], group_name: str) -> list[Tensor]
             driver.copy(line.stream, target, gradient.data_ptr() + peer * piece, piece)
     line.tell_ready(tickets[-1])
     sent = line.stream.record_event()
-    for token, ticket, offset in zip(tokens, tickets, places, strict=True):
-        _landings[token.data_ptr()] = _Landing(ticket, tickets[-1], staging, offset, sent)
+    tokens = [gradient.new_empty(1) for gradient in gradients]
+    for token, gradient, ticket, offset in zip(tokens, gradients, tickets, offsets, strict=True):
+        _landings[token.data_ptr()] = _Landing(gradient, total, ticket, tickets[-1], staging, offset, sent)
     return tokens
 
 
-def finish_exchange(token: Tensor, gradient: Tensor, mean: bool, dtype: torch.dtype, group_name: str) -> Tensor:
-    """This rank's rows of the sum (or mean) of the ranks' gradients, in ``dtype``, once all have arrived."""
+def finish_exchange(token: Tensor, gradient: Tensor, total: Total, group_name: str) -> Tensor:
+    """This rank's rows of the total of the ranks' gradients, once all have arrived."""
+    landing = _landings.pop(token.data_ptr())
+    if landing.result is not None:
+        return landing.result
+    return _sum(channel(group_name, "reduce", gradient.device), landing)
+
+
+def _sum(line: Channel, landing: _Landing) -> Tensor:
+    """Add on the current stream, behind the arrival of all pieces, and free their place."""
     from overlap_pass.transport.kernels import sum_pieces
 
-    line = channel(group_name, "reduce", gradient.device)
-    landing = _landings.pop(token.data_ptr())
     here = torch.cuda.current_stream()
     for peer in line.peers:
         line.await_ready(here, peer, landing.launch)
-    here.wait_event(landing.sent)  # the gradient's memory may be used again after this op
+    here.wait_event(landing.sent)  # the gradient's memory may be used again behind this
+    gradient = landing.gradient
     rows = gradient.shape[0] // line.ranks
-    out = torch.empty((rows, *gradient.shape[1:]), dtype=dtype, device=gradient.device)
+    out = torch.empty((rows, *gradient.shape[1:]), dtype=landing.total.dtype, device=gradient.device)
     size = (line.ranks - 1) * (gradient.nbytes // line.ranks)
     landed = landing.staging.tensor[landing.offset : landing.offset + size].view(gradient.dtype)
     own = gradient.narrow(0, line.rank * rows, rows)
-    sum_pieces(own, landed, out, 1.0 / line.ranks if mean else 1.0, line.rank)
-    _tell_summed(line, here, landing)
+    sum_pieces(own, landed, out, landing.total.factor(line.ranks), line.rank)
+    if landing.staging is line.staging:  # nobody asks for places in memory that has been outgrown
+        line.tell_gone(here, landing.ticket)
     return out
-
-
-def _tell_summed(line: Channel, stream: torch.cuda.Stream, landing: _Landing) -> None:
-    """Nobody waits for the places of staging memory that has been outgrown."""
-    if landing.staging is line.staging:
-        line.tell_gone(stream, landing.ticket)
 
 
 def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:

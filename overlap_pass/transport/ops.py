@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from overlap_pass.transport import collectives
+from overlap_pass.transport.total import Total
 
 __all__ = ["EXCHANGE_FINISH", "EXCHANGE_START", "EXCHANGE_START_COALESCED", "GATHER_START", "GATHER_START_COALESCED"]
 
@@ -47,13 +48,18 @@ def _gather_all(shards: Sequence[Tensor], dtype: torch.dtype, group_size: int, g
     return found
 
 
-def _exchange(gradient: Tensor, group_size: int, group_name: str, by_copy: bool) -> Tensor:
-    (token,) = _exchange_all([gradient], group_size, group_name, by_copy)
+def _exchange(
+    gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
+) -> Tensor:
+    (token,) = _exchange_all([gradient], reduce_op, dtype, group_size, group_name, by_copy)
     return token
 
 
-def _exchange_all(gradients: Sequence[Tensor], group_size: int, group_name: str, by_copy: bool) -> list[Tensor]:
-    found: list[Tensor] = _carrier(gradients[0], by_copy).start_exchange(gradients, group_name)
+def _exchange_all(
+    gradients: Sequence[Tensor], reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
+) -> list[Tensor]:
+    total = Total(mean=reduce_op == "avg", dtype=dtype)
+    found: list[Tensor] = _carrier(gradients[0], by_copy).start_exchange(gradients, total, group_name)
     if not by_copy or gradients[0].is_cuda:
         return found
     tokens = [gradient.new_empty(1) for gradient in gradients]
@@ -65,7 +71,8 @@ def _finish(
     token: Tensor, gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
 ) -> Tensor:
     token = _emulated.pop(token.data_ptr(), token)
-    found: Tensor = _carrier(gradient, by_copy).finish_exchange(token, gradient, reduce_op == "avg", dtype, group_name)
+    total = Total(mean=reduce_op == "avg", dtype=dtype)
+    found: Tensor = _carrier(gradient, by_copy).finish_exchange(token, gradient, total, group_name)
     return found
 
 
@@ -77,12 +84,16 @@ def _gather_shapes(shards: Sequence[Tensor], dtype: torch.dtype, group_size: int
     return [_gather_shape(shard, dtype, group_size, group_name) for shard in shards]
 
 
-def _token(gradient: Tensor, group_size: int, group_name: str, by_copy: bool) -> Tensor:
+def _token(
+    gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
+) -> Tensor:
     return gradient.new_empty(1) if by_copy else torch.empty_like(gradient)
 
 
-def _tokens(gradients: Sequence[Tensor], group_size: int, group_name: str, by_copy: bool) -> list[Tensor]:
-    return [_token(gradient, group_size, group_name, by_copy) for gradient in gradients]
+def _tokens(
+    gradients: Sequence[Tensor], reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
+) -> list[Tensor]:
+    return [_token(gradient, reduce_op, dtype, group_size, group_name, by_copy) for gradient in gradients]
 
 
 def _rows(
@@ -102,17 +113,13 @@ def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> 
 
 
 _GATHER = "ScalarType dtype, int group_size, str group_name"
-_GROUP = "int group_size, str group_name, bool by_copy"
+_TOTAL = "str reduce_op, ScalarType dtype, int group_size, str group_name, bool by_copy"
 GATHER_START = _define(f"gather_start(Tensor shard, {_GATHER}) -> Tensor", _gather, _gather_shape)
 GATHER_START_COALESCED = _define(
     f"gather_start_coalesced(Tensor[] shards, {_GATHER}) -> Tensor[]", _gather_all, _gather_shapes
 )
-EXCHANGE_START = _define(f"exchange_start(Tensor gradient, {_GROUP}) -> Tensor", _exchange, _token)
+EXCHANGE_START = _define(f"exchange_start(Tensor gradient, {_TOTAL}) -> Tensor", _exchange, _token)
 EXCHANGE_START_COALESCED = _define(
-    f"exchange_start_coalesced(Tensor[] gradients, {_GROUP}) -> Tensor[]", _exchange_all, _tokens
+    f"exchange_start_coalesced(Tensor[] gradients, {_TOTAL}) -> Tensor[]", _exchange_all, _tokens
 )
-EXCHANGE_FINISH = _define(
-    f"exchange_finish(Tensor token, Tensor gradient, str reduce_op, ScalarType dtype, {_GROUP}) -> Tensor",
-    _finish,
-    _rows,
-)
+EXCHANGE_FINISH = _define(f"exchange_finish(Tensor token, Tensor gradient, {_TOTAL}) -> Tensor", _finish, _rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -14,11 +15,19 @@ from overlap_pass.errors import TransportError
 from overlap_pass.transport import driver
 from overlap_pass.transport.ring import ALIGNMENT, Ring
 
-__all__ = ["Channel", "SharedBuffer", "channel"]
+__all__ = ["Channel", "SharedBuffer", "channel", "shared_bytes"]
 
 _WORD_BYTES = 4
 _WORDS = 4096
 """Words of each rank: more tickets than can be under way at once."""
+
+
+_alive: WeakSet[SharedBuffer] = WeakSet()
+
+
+def shared_bytes(device: torch.device) -> int:
+    """What this process shares with its peers on a device; the caching allocator's statistics do not count it."""
+    return sum(buffer.tensor.nbytes for buffer in _alive if buffer.tensor.device == device)
 
 
 class SharedBuffer:
@@ -42,6 +51,7 @@ class SharedBuffer:
                 "run with transport='nccl'"
             ) from error
         self.addresses: list[int] = list(self._handle.buffer_ptrs)
+        _alive.add(self)
 
 
 class Channel:
