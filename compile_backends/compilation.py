@@ -17,6 +17,7 @@ from overlap_pass.fsdp.gather import drop_unused_gathers
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, budget_within, make_plan
 from overlap_pass.profiling.environment import device_name, is_first_rank
+from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
 from overlap_pass.rewrite.reorder import reorder
@@ -75,6 +76,7 @@ class Compilation:
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         self.plans.append(plan)
+        announce(plan)
         _log.info(plan.summary())
         for note in plan.notes:
             _log.info("%s: %s", plan.program.name, note)

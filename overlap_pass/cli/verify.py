@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
-import os
+import logging
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_pass.errors import EnvironmentRefused, OptionError
+from overlap_pass.errors import OptionError
 
 if TYPE_CHECKING:
     from overlap_pass.report.verification import Verification
@@ -58,8 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    from overlap_pass.profiling.ranks import ranks
     from overlap_pass.profiling.variants import baselines
-    from overlap_pass.profiling.verify import Effort, verify
+    from overlap_pass.profiling.verify import Effort, require_cuda, verify
     from overlap_pass.profiling.workload import load_make_step
 
     against = baselines(args.against)
@@ -67,14 +66,15 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("rounds", 2), ("steps", 1), ("profiled", 0)):
         if getattr(args, name) < least:
             raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
-    with _ranks() as first:
+    require_cuda()
+    with ranks("verify") as (_, first):
+        if first:
+            _tell_progress()
         verification = verify(
             make_step,
             against=against,
             options={name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None},
             effort=Effort(rounds=args.rounds, steps=args.steps, profiled=args.profiled),
-            title=" ".join([args.target, *args.set]),
-            progress=_say if first else lambda _: None,
         )
         if first:
             _write(verification, args)
@@ -95,30 +95,12 @@ def _arguments(pairs: list[str]) -> dict[str, Any]:
     return found
 
 
-@contextlib.contextmanager
-def _ranks() -> Iterator[bool]:
-    """The process group that torchrun set this process up for; yields whether this is rank 0."""
-    import torch
-    import torch.distributed as dist
-
-    from overlap_pass.profiling.verify import require_cuda
-
-    require_cuda()
-    if "RANK" not in os.environ:
-        raise EnvironmentRefused(
-            "verify runs on every rank: start it with torchrun --nproc-per-node N -m overlap_pass verify …"
-        )
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    try:
-        yield dist.get_rank() == 0
-    finally:
-        dist.destroy_process_group()
-
-
-def _say(what: str) -> None:
-    print(f"verify: {what}", file=sys.stderr, flush=True)
+def _tell_progress() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("verify: %(message)s"))
+    logger = logging.getLogger("overlap_pass.verify")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -143,6 +125,7 @@ def _write(verification: Verification, args: argparse.Namespace) -> None:
 
     stamped = replace(
         verification,
+        title=" ".join([args.target, *args.set]),
         setting=(
             *verification.setting,
             ("command", _command(args)),

@@ -14,17 +14,23 @@ from pathlib import Path
 
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._inductor.config as inductor_config
 import torch.distributed as dist
 
+from overlap_pass.planning import Plan
 from overlap_pass.profiling.capture import profile_steps, typical_step
+from overlap_pass.profiling.environment import profiler_sees_kernels
 from overlap_pass.profiling.numbers import Numbers, agreement, numbers, on_all_ranks, reproducible
+from overlap_pass.profiling.plans import recorded_plans
 from overlap_pass.profiling.timing import interleaved
 from overlap_pass.profiling.variants import Variant
 from overlap_pass.profiling.workload import MakeStep, Workload
 from overlap_pass.report.comparison import Side
+from overlap_pass.report.from_plans import compare_plans
+from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.verification import Agreement, LeftOut, Measured, SystemKind
 
-__all__ = ["Effort", "measure"]
+__all__ = ["Effort", "Measurement", "measure"]
 
 Report = Callable[[str], None]
 Blocks = tuple[tuple[float, ...], ...]
@@ -48,6 +54,21 @@ class Effort:
     numbers: bool = True
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What :func:`measure` found.
+
+    Attributes:
+        systems: those that could be measured, in the order given.
+        left_out: those that could not.
+        warnings: what could not be looked at.
+    """
+
+    systems: tuple[Measured, ...]
+    left_out: tuple[LeftOut, ...]
+    warnings: tuple[str, ...]
+
+
 def measure(
     make_step: MakeStep,
     variants: Sequence[Variant],
@@ -55,7 +76,7 @@ def measure(
     *,
     device: torch.device,
     progress: Report = lambda _: None,
-) -> tuple[tuple[Measured, ...], tuple[LeftOut, ...]]:
+) -> Measurement:
     """Build each system once, then time them all in alternating blocks.
 
     A system that fails while it is built (a peer's pass on a graph that it does not know) is left out on all ranks; a
@@ -88,10 +109,11 @@ def measure(
             bitwise=entry.variant.bitwise_with in bench.numbers,
             noise=bench.noise.get(bench.reference_of(entry.variant, reference), 0.0),
             side=side,
+            predicted=entry.prediction(side),
         )
         for entry, taken, side in zip(bench.entries, blocks, sides, strict=True)
     )
-    return systems, tuple(bench.left_out.values())
+    return Measurement(systems, tuple(bench.left_out.values()), tuple(bench.warnings))
 
 
 @dataclass
@@ -102,6 +124,12 @@ class _Entry:
     workload: Workload
     peak_bytes: int
     reserved_bytes: int
+    plans: tuple[Plan, ...]
+
+    def prediction(self, side: Side | None) -> Prediction | None:
+        if not self.plans:
+            return None
+        return Prediction.beside(compare_plans(self.plans), None if side is None else side.timeline)
 
 
 class _Bench:
@@ -113,6 +141,7 @@ class _Bench:
         self.numbers: dict[str, Numbers] = {}
         self.noise: dict[str, float] = {}  # how much each system differs from itself, run twice
         self.left_out: dict[str, LeftOut] = {}
+        self.warnings: list[str] = []
 
     def attempt(self, variant: Variant, make_step: MakeStep, build: Callable[[Variant, MakeStep], None]) -> None:
         """Build a system; one that may fail and does is left out, on every rank or on none."""
@@ -154,14 +183,16 @@ class _Bench:
         self.progress(f"{variant.name}: building and compiling")
         _release(self.device)
         held = _Held.now(self.device)
-        workload = _build(variant, make_step)
-        for _ in range(self.effort.warm_up):
-            workload()
+        # A graph out of a cache is not planned, and its prediction would be missing.
+        with recorded_plans() as plans, inductor_config.patch(fx_graph_cache=False):
+            workload = _build(variant, make_step)
+            for _ in range(self.effort.warm_up):
+                workload()
         held.restart()
         for _ in range(2):
             workload()
         peak_bytes, reserved_bytes = held.peaks()
-        self.entries.append(_Entry(variant, workload, peak_bytes, reserved_bytes))
+        self.entries.append(_Entry(variant, workload, peak_bytes, reserved_bytes, tuple(plans)))
         workload.drop_gradients()
 
     def time(self) -> list[Blocks]:
@@ -171,6 +202,13 @@ class _Bench:
 
     def profile(self, blocks: Sequence[Blocks]) -> list[Side | None]:
         if self.effort.profiled == 0 or self.device.type != "cuda":
+            return [None for _ in self.entries]
+        # Not before the timing: a profiler that has run once may slow launches down for good.
+        if not profiler_sees_kernels(self.device):
+            self.warnings.append(
+                "the profiler sees no kernels on some rank, so nothing was profiled: allow it for users "
+                "(NVreg_RestrictProfilingToAdminUsers=0), give the container CAP_SYS_ADMIN, or stop other profilers"
+            )
             return [None for _ in self.entries]
         sides: list[Side | None] = []
         with tempfile.TemporaryDirectory() as folder:

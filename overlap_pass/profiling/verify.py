@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from overlap_pass.config import Config
-from overlap_pass.errors import EnvironmentRefused
-from overlap_pass.profiling.environment import device_name
+from overlap_pass.errors import EnvironmentRefused, OptionError
+from overlap_pass.profiling.environment import concerns, described
 from overlap_pass.profiling.measure import Effort, measure
-from overlap_pass.profiling.variants import Variant, scheduled
+from overlap_pass.profiling.variants import Variant, baselines, scheduled
 from overlap_pass.profiling.workload import MakeStep
 from overlap_pass.report.verification import Verification
 
-__all__ = ["Effort", "check_environment", "require_cuda", "setting", "verify"]
+__all__ = ["AGAINST", "Effort", "check_environment", "require_cuda", "setting", "verify"]
 
-Report = Callable[[str], None]
+AGAINST = "as-written,fsdp2,fsdp2-compile"
+
+_log = logging.getLogger("overlap_pass.verify")
 
 
 def verify(
     make_step: MakeStep,
     *,
-    against: Sequence[Variant],
+    against: str | Sequence[Variant] = AGAINST,
     options: Mapping[str, Any] | None = None,
     effort: Effort | None = None,
-    title: str = "Measured step",
-    progress: Report = lambda _: None,
+    apply: Literal["if_faster"] | None = None,
+    model: nn.Module | None = None,
 ) -> Verification:
-    """Measure the scheduled step against other systems on the same model, data and GPUs.
+    """Measure the scheduled step against other systems on the same model, data and GPUs; every rank calls it.
+
+    What is being done is logged by ``overlap_pass.verify``.
 
     Args:
         make_step: builds model, step and data; called once for each system, and must build the same each time.
-        against: systems to compare with; the first is the reference for numbers unless a variant names another.
+        against: systems to compare with, by name or as variants; the first is the reference for numbers unless a variant
+            names another.
         options: options of the ``overlap`` backend.
+        apply: ``"if_faster"`` compiles ``model`` in place: with the schedule if it is shown to be faster than every
+            baseline and its numbers are right, else as the fastest baseline is run (:attr:`Verification.kept`).
+        model: the ``fully_shard`` model that will be trained, not compiled yet.
+
+    Returns:
+        The same on all ranks but for the traces, which are of each rank's own device.
 
     Raises:
         EnvironmentRefused: no CUDA, no process group or one rank.
         OptionError: an option is not accepted.
     """
+    if apply not in (None, "if_faster") or (apply is None) != (model is None):
+        raise OptionError(f"apply={apply!r}: write apply='if_faster' together with model=, or neither")
     effort = effort or Effort()
     device = check_environment()
     given = dict(options or {})
     Config.from_options(given)
-    systems, left_out = measure(make_step, (*against, scheduled(given)), effort, device=device, progress=progress)
-    return Verification(title, systems, left_out, setting(effort, given))
+    variants = (*(baselines(against) if isinstance(against, str) else against), scheduled(given))
+    measured = measure(make_step, variants, effort, device=device, progress=_log.info)
+    warnings = (*concerns(), *measured.warnings)
+    found = Verification("Measured step", measured.systems, measured.left_out, warnings, setting(effort, given))
+    if model is not None:
+        next(variant for variant in variants if variant.name == found.kept).prepare(model)
+        _log.info("%s Applied: %s.", found.verdict, found.kept)
+    return found
 
 
 def require_cuda() -> None:
@@ -73,11 +94,8 @@ def check_environment() -> torch.device:
 
 def setting(effort: Effort, options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """What the figures were measured on and with, as (name, value) pairs."""
-    found = [("hardware", f"{dist.get_world_size()} × {device_name() or 'CPU'}"), ("torch", torch.__version__)]
-    if torch.cuda.is_available():
-        found.append(("NCCL", ".".join(map(str, torch.cuda.nccl.version()))))  # type: ignore[no-untyped-call]
     return (
-        *found,
+        *described(),
         ("options", ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"),
         ("samples", f"{effort.rounds} blocks of {effort.steps} steps a system, alternating"),
     )

@@ -8,9 +8,10 @@ from statistics import median
 from typing import Any
 
 from overlap_pass.errors import PlanError
+from overlap_pass.report.causes import causes
 from overlap_pass.report.comparison import Comparison, Side
+from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.significance import CONFIDENCE, Interval, least_rounds, location, ratio
-from overlap_pass.schedule.types import Decision
 from overlap_pass.units import format_us
 
 __all__ = ["SCHEMA", "Agreement", "LeftOut", "Measured", "Outcome", "SystemKind", "Verification"]
@@ -89,6 +90,7 @@ class Measured:
             does not, nothing can be asked to equal it bit for bit, and ``bitwise`` asks for an agreement within
             :data:`NOISE_FACTOR` times the noise.
         side: a typical profiled step with its overlap figures; ``None`` if nothing was profiled.
+        predicted: what was planned for it; ``None`` where this process did not plan it.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Measured:
     bitwise: bool = False
     noise: float = 0.0
     side: Side | None = None
+    predicted: Prediction | None = None
 
     @property
     def step_samples_us(self) -> tuple[float, ...]:
@@ -122,6 +125,13 @@ class Measured:
             return False
         return found.worst_relative is None or found.worst_relative > NOISE_FACTOR * self.noise
 
+    @property
+    def prediction_lines(self) -> tuple[str, ...]:
+        """What was predicted beside what was measured; empty without a prediction."""
+        if self.predicted is None:
+            return ()
+        return self.predicted.lines(self.median_us, self.side, self.peak_bytes)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -135,6 +145,7 @@ class Measured:
             "reference_noise": self.noise,
             "agreement": None if self.agreement is None else asdict(self.agreement),
             "profiled": None if self.side is None else self.side.stats.to_json(),
+            "predicted": None if self.predicted is None else self.predicted.to_json(),
         }
 
 
@@ -146,15 +157,15 @@ class Verification:
         title: what was measured.
         systems: at least one baseline and one scheduled system.
         left_out: systems that were asked for and failed.
+        warnings: what about the environment speaks against these figures or against a gain.
         setting: (name, value) pairs: hardware, versions, options, command, date.
-        decisions: the moves behind the scheduled system, where this process planned them.
     """
 
     title: str
     systems: tuple[Measured, ...]
     left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[str, ...] = ()
     setting: tuple[tuple[str, str], ...] = ()
-    decisions: tuple[Decision, ...] = ()
 
     @property
     def scheduled(self) -> Measured:
@@ -214,6 +225,14 @@ class Verification:
             )
         return f"No difference shown: {times}, {_percent(change, faster=False)} slower."
 
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Why there is no gain; empty where there is one, and where nothing was profiled."""
+        before, after = self.best_baseline.side, self.scheduled.side
+        if self.outcome in (Outcome.FASTER, Outcome.WRONG) or before is None or after is None:
+            return ()
+        return (*causes(before, after), *(f"environment: {warning}" for warning in self.warnings))
+
     def comparison(self) -> Comparison:
         """The scheduled step beside the best baseline, with timelines.
 
@@ -223,13 +242,16 @@ class Verification:
         before, after = self.best_baseline.side, self.scheduled.side
         if before is None or after is None:
             raise PlanError("no step was profiled, so there is no timeline to show: measure with profiled steps")
+        predicted = self.scheduled.predicted
         return Comparison(
             title=self.title,
             verdict=self.verdict,
             before=before,
             after=after,
             setting=self.setting,
-            decisions=self.decisions,
+            budget_bytes=None if predicted is None else predicted.budget_bytes,
+            decisions=() if predicted is None else predicted.decisions,
+            notes=(*self.causes, *self.scheduled.prediction_lines, *self.warnings),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -243,6 +265,8 @@ class Verification:
             "setting": [list(pair) for pair in self.setting],
             "systems": [system.to_json() for system in self.systems],
             "left_out": [asdict(system) for system in self.left_out],
+            "causes": list(self.causes),
+            "warnings": list(self.warnings),
         }
 
 

@@ -26,6 +26,12 @@ def render(verification: Verification, *, width: int = 120, colour: bool = False
     console.print(Text(verification.title, style="bold"))
     console.print(Text(verification.verdict))
     console.print(_table(verification))
+    for cause in verification.causes:
+        console.print(Text(f"why: {cause}"))
+    for line in verification.scheduled.prediction_lines:
+        console.print(Text(line))
+    for warning in verification.warnings:
+        console.print(Text(f"warning: {warning}"))
     for left in verification.left_out:
         console.print(Text(f"left out: {left.name} ({left.reason})"))
     for name, value in verification.setting:

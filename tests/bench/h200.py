@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from overlap_pass.profiling.environment import concerns
 from overlap_pass.profiling.measure import Effort, measure
 from overlap_pass.profiling.variants import BASELINES, Variant, scheduled
 from overlap_pass.profiling.verify import setting
@@ -102,9 +103,7 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
     make_step: MakeStep = load_make_step(f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens})
     effort = Effort(args.warm_up, args.rounds, args.steps, args.profiled, args.numbers)
     ours = [options(text) for text in args.ours or [""]]
-    systems, left_out = measure(
-        make_step, variants(args.systems, ours), effort, device=device, progress=partial(say, tokens)
-    )
+    measured = measure(make_step, variants(args.systems, ours), effort, device=device, progress=partial(say, tokens))
     torch._dynamo.reset()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -115,7 +114,9 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
         ("command", shlex.join(command)),
         ("date", datetime.date.today().isoformat()),
     )
-    return Verification(f"{args.model}, {tokens} tokens a rank, {args.transport}", systems, left_out, found)
+    title = f"{args.model}, {tokens} tokens a rank, {args.transport}"
+    warnings = (*concerns(), *measured.warnings)
+    return Verification(title, measured.systems, measured.left_out, warnings, found)
 
 
 def variants(systems: str, ours: Sequence[dict[str, str]]) -> tuple[Variant, ...]:

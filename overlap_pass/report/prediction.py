@@ -1,0 +1,143 @@
+"""A plan beside the step that was measured of it: the step, what is exposed, the peak, and each collective.
+
+The collectives of a kind are paired in the order in which they start, which is the order in which they were launched. A
+kind that has another number of kernels than of planned launches (a compiler's own collectives, kernels that a trace does
+not show) is not paired at all: what belongs to what would be a guess.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from overlap_pass.report.comparison import Comparison, Side
+from overlap_pass.schedule.types import Decision
+from overlap_pass.timeline.spans import Span, SpanKind, Timeline
+from overlap_pass.units import format_bytes, format_us, ns_to_us
+
+__all__ = ["Pair", "Prediction"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One collective as planned and as measured; times from the begin of the step."""
+
+    collective: str
+    payload_bytes: int | None
+    unit: str | None
+    predicted_start_ns: int
+    predicted_ns: int
+    measured_start_ns: int
+    measured_ns: int
+
+    @property
+    def error_percent(self) -> float:
+        """Of the duration."""
+        return 100 * (self.predicted_ns / self.measured_ns - 1) if self.measured_ns else 0.0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was planned for a system, before it was measured.
+
+    Attributes:
+        side: the simulated step.
+        budget_bytes: bound on its peak, ``None`` for none.
+        pairs: its collectives beside those of the profiled step.
+        decisions: the moves behind it.
+        unpaired: kinds that could not be paired, with the numbers of both: ``"all_gather: 50 planned, 52 measured"``.
+    """
+
+    side: Side
+    budget_bytes: int | None = None
+    pairs: tuple[Pair, ...] = ()
+    unpaired: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    @classmethod
+    def beside(cls, plan: Comparison, measured: Timeline | None) -> Prediction:
+        """The scheduled side of a plan beside a profiled step, ``None`` where nothing was profiled."""
+        side, budget_bytes, decisions = plan.after, plan.budget_bytes, plan.decisions
+        if measured is None:
+            return cls(side, budget_bytes, decisions=decisions)
+        planned, seen = _by_kind(side.timeline), _by_kind(measured)
+        pairs: list[Pair] = []
+        unpaired = []
+        for kind in sorted(planned.keys() | seen.keys()):
+            ours, theirs = planned[kind], seen[kind]
+            if len(ours) != len(theirs):
+                unpaired.append(f"{kind}: {len(ours)} planned, {len(theirs)} measured")
+                continue
+            pairs += [_pair(kind, one, other) for one, other in zip(ours, theirs, strict=True)]
+        pairs.sort(key=lambda pair: pair.measured_start_ns)
+        return cls(side, budget_bytes, tuple(pairs), tuple(unpaired), decisions)
+
+    @property
+    def step_us(self) -> float:
+        return self.side.step_median_us
+
+    def lines(self, step_us: float, measured: Side | None, peak_bytes: int) -> tuple[str, ...]:
+        """Predicted against measured, a line each; what was not measured is left out."""
+        found = [f"step predicted {_against(self.step_us, step_us)}"]
+        if measured is not None:
+            for name in ("compute", "exposed"):
+                ours, theirs = (getattr(side.stats, f"{name}_ns") for side in (self.side, measured))
+                found.append(f"{name} predicted {_against(ns_to_us(ours), ns_to_us(theirs))}")
+        if peak_bytes and self.side.peak_bytes is not None:
+            bound = f", budget {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
+            error = 100 * (self.side.peak_bytes / peak_bytes - 1)
+            found.append(
+                f"peak predicted {format_bytes(self.side.peak_bytes)}, measured {format_bytes(peak_bytes)} ({error:+.1f} %){bound}"
+            )
+        for kind in sorted({pair.collective for pair in self.pairs}):
+            found.append(_kind_line(kind, [pair for pair in self.pairs if pair.collective == kind]))
+        return (*found, *(f"not compared: {one}" for one in self.unpaired))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step_us": self.step_us,
+            "compute_ns": self.side.stats.compute_ns,
+            "exposed_ns": self.side.stats.exposed_ns,
+            "peak_bytes": self.side.peak_bytes,
+            "budget_bytes": self.budget_bytes,
+            "collectives": [{**asdict(pair), "error_percent": pair.error_percent} for pair in self.pairs],
+            "unpaired": list(self.unpaired),
+        }
+
+
+def _by_kind(timeline: Timeline) -> defaultdict[str, list[Span]]:
+    found: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind is SpanKind.COMMUNICATION:
+            found[span.collective or "unknown"].append(span)
+    return found
+
+
+def _pair(kind: str, planned: Span, seen: Span) -> Pair:
+    return Pair(
+        collective=kind,
+        payload_bytes=planned.payload_bytes,
+        unit=planned.unit,
+        predicted_start_ns=planned.start_ns,
+        predicted_ns=planned.duration_ns,
+        measured_start_ns=seen.start_ns,
+        measured_ns=seen.duration_ns,
+    )
+
+
+def _against(predicted_us: float, measured_us: float) -> str:
+    error = f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if measured_us else ""
+    like_us = max(predicted_us, measured_us)
+    return f"{format_us(predicted_us, like_us=like_us)}, measured {format_us(measured_us, like_us=like_us)}{error}"
+
+
+def _kind_line(kind: str, pairs: Sequence[Pair]) -> str:
+    total = _against(
+        ns_to_us(sum(pair.predicted_ns for pair in pairs)), ns_to_us(sum(pair.measured_ns for pair in pairs))
+    )
+    error = median(abs(pair.error_percent) for pair in pairs)
+    shift_us = median(abs(ns_to_us(pair.predicted_start_ns - pair.measured_start_ns)) for pair in pairs)
+    return f"{len(pairs)} × {kind} predicted {total}; each off by {error:.0f} % of its time and {format_us(shift_us)} of its place, in the median"
