@@ -44,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
     parser.add_argument("--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
     parser.add_argument("--hardware", help="hardware name or TOML file that costs are taken from")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="any option of the backend")
     parser.add_argument("--rounds", type=int, default=6, help="alternating blocks (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="steps in a block (%(default)s)")
     parser.add_argument(
@@ -56,13 +57,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
+    from overlap_pass.config import Config
     from overlap_pass.profiling.ranks import ranks
     from overlap_pass.profiling.variants import baselines
     from overlap_pass.profiling.verify import Effort, require_cuda, verify
     from overlap_pass.profiling.workload import load_make_step
 
     against = baselines(args.against)
-    make_step = load_make_step(args.target, _arguments(args.set))
+    make_step = load_make_step(args.target, _arguments("--set", args.set))
+    named = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
+    options = {**named, **_arguments("--option", args.option)}
+    Config.from_options(options)
     for name, least in (("rounds", 2), ("steps", 1), ("profiled", 0)):
         if getattr(args, name) < least:
             raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
@@ -73,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         verification = verify(
             make_step,
             against=against,
-            options={name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None},
+            options=options,
             effort=Effort(rounds=args.rounds, steps=args.steps, profiled=args.profiled),
         )
         if first:
@@ -81,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
     return 1 if verification.scheduled.wrong else 0
 
 
-def _arguments(pairs: list[str]) -> dict[str, Any]:
-    """``--set`` pairs; a value that reads as JSON (number, true, "text") is that, else the text itself."""
+def _arguments(switch: str, pairs: list[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs; a value that reads as JSON (number, true, "text") is that, else the text itself."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise OptionError(f"--set {pair!r} is no NAME=VALUE")
+            raise OptionError(f"{switch} {pair!r} is no NAME=VALUE")
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -109,6 +114,7 @@ def _command(args: argparse.Namespace) -> str:
 
     words = ["torchrun", "--nproc-per-node", str(dist.get_world_size()), "-m", "overlap_pass", "verify", args.target]
     words += [word for pair in args.set for word in ("--set", pair)]
+    words += [word for pair in args.option for word in ("--option", pair)]
     words += ["--against", args.against]
     for option in _OPTIONS:
         if getattr(args, option) is not None:

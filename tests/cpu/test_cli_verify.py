@@ -34,6 +34,7 @@ def test_without_cuda_it_says_so_and_what_to_do(capsys) -> None:
         ([f"{EXAMPLE}:make_step", "--against", ","], "names nothing"),
         ([f"{EXAMPLE}:make_step", "--against", "compute-only"], "names nothing to compare with"),
         ([f"{EXAMPLE}:make_step", "--set", "tokens"], "--set 'tokens' is no NAME=VALUE"),
+        ([f"{EXAMPLE}:make_step", "--option", "coalesced=off"], "unknown option 'coalesced'"),
         ([f"{EXAMPLE}:make_step", "--rounds", "1"], "--rounds=1 is too small: at least 2"),
     ],
 )
