@@ -20,6 +20,7 @@ from overlap_pass.graph.read import ANNOTATION
 from overlap_pass.graph.targets import category
 from overlap_pass.transport import ops
 from overlap_pass.transport.choice import Carriers
+from overlap_pass.transport.total import Total
 
 __all__ = ["carry"]
 
@@ -82,7 +83,7 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
     if not known or not carriers.exchanges(size, by_copy, halves=_value(gradient).itemsize < dtype.itemsize):
         return
-    how = (reduce_op, dtype, size, group_name, by_copy)
+    how = (Total(reduce_op == "avg", dtype).spec, size, group_name, by_copy)
     with graph.inserting_before(node):
         if pad is not None:
             gradient = _again(graph, pad, gradient)

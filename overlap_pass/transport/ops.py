@@ -48,18 +48,15 @@ def _gather_all(shards: Sequence[Tensor], dtype: torch.dtype, group_size: int, g
     return found
 
 
-def _exchange(
-    gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
-) -> Tensor:
-    (token,) = _exchange_all([gradient], reduce_op, dtype, group_size, group_name, by_copy)
+def _exchange(gradient: Tensor, total: str, group_size: int, group_name: str, by_copy: bool) -> Tensor:
+    (token,) = _exchange_all([gradient], total, group_size, group_name, by_copy)
     return token
 
 
 def _exchange_all(
-    gradients: Sequence[Tensor], reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
+    gradients: Sequence[Tensor], total: str, group_size: int, group_name: str, by_copy: bool
 ) -> list[Tensor]:
-    total = Total(mean=reduce_op == "avg", dtype=dtype)
-    found: list[Tensor] = _carrier(gradients[0], by_copy).start_exchange(gradients, total, group_name)
+    found: list[Tensor] = _carrier(gradients[0], by_copy).start_exchange(gradients, Total.parse(total), group_name)
     if not by_copy or gradients[0].is_cuda:
         return found
     tokens = [gradient.new_empty(1) for gradient in gradients]
@@ -67,12 +64,9 @@ def _exchange_all(
     return tokens
 
 
-def _finish(
-    token: Tensor, gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
-) -> Tensor:
+def _finish(token: Tensor, gradient: Tensor, total: str, group_size: int, group_name: str, by_copy: bool) -> Tensor:
     token = _emulated.pop(token.data_ptr(), token)
-    total = Total(mean=reduce_op == "avg", dtype=dtype)
-    found: Tensor = _carrier(gradient, by_copy).finish_exchange(token, gradient, total, group_name)
+    found: Tensor = _carrier(gradient, by_copy).finish_exchange(token, gradient, Total.parse(total), group_name)
     return found
 
 
@@ -84,22 +78,16 @@ def _gather_shapes(shards: Sequence[Tensor], dtype: torch.dtype, group_size: int
     return [_gather_shape(shard, dtype, group_size, group_name) for shard in shards]
 
 
-def _token(
-    gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
-) -> Tensor:
+def _token(gradient: Tensor, total: str, group_size: int, group_name: str, by_copy: bool) -> Tensor:
     return gradient.new_empty(1) if by_copy else torch.empty_like(gradient)
 
 
-def _tokens(
-    gradients: Sequence[Tensor], reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
-) -> list[Tensor]:
-    return [_token(gradient, reduce_op, dtype, group_size, group_name, by_copy) for gradient in gradients]
+def _tokens(gradients: Sequence[Tensor], total: str, group_size: int, group_name: str, by_copy: bool) -> list[Tensor]:
+    return [_token(gradient, total, group_size, group_name, by_copy) for gradient in gradients]
 
 
-def _rows(
-    token: Tensor, gradient: Tensor, reduce_op: str, dtype: torch.dtype, group_size: int, group_name: str, by_copy: bool
-) -> Tensor:
-    return gradient.new_empty((gradient.shape[0] // group_size, *gradient.shape[1:]), dtype=dtype)
+def _rows(token: Tensor, gradient: Tensor, total: str, group_size: int, group_name: str, by_copy: bool) -> Tensor:
+    return gradient.new_empty((gradient.shape[0] // group_size, *gradient.shape[1:]), dtype=Total.parse(total).dtype)
 
 
 def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> Any:
@@ -113,7 +101,7 @@ def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> 
 
 
 _GATHER = "ScalarType dtype, int group_size, str group_name"
-_TOTAL = "str reduce_op, ScalarType dtype, int group_size, str group_name, bool by_copy"
+_TOTAL = "str total, int group_size, str group_name, bool by_copy"
 GATHER_START = _define(f"gather_start(Tensor shard, {_GATHER}) -> Tensor", _gather, _gather_shape)
 GATHER_START_COALESCED = _define(
     f"gather_start_coalesced(Tensor[] shards, {_GATHER}) -> Tensor[]", _gather_all, _gather_shapes

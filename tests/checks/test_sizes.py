@@ -45,6 +45,11 @@ def depth(node: ast.AST) -> int:
     return deepest + isinstance(node, _BLOCKS)
 
 
+def is_device_code(function):
+    """A kernel of Triton takes pointers, sizes and constants one by one: there are no records on the device."""
+    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
+
+
 def test_no_file_is_longer_than_400_lines():
     counts = ((path, len(path.read_text("utf-8").splitlines())) for path in code_files())
     too_long = ((path, count, f"{count} lines") for path, count in counts if count > FILE_LINES)
@@ -64,7 +69,7 @@ def test_no_function_takes_more_than_6_parameters():
     too_many = (
         (path, function.lineno, f"{function.name} takes {parameters(function)} parameters")
         for path, function in functions()
-        if parameters(function) > PARAMETERS
+        if parameters(function) > PARAMETERS and not is_device_code(function)
     )
     assert listing(too_many) == ""
 

@@ -64,7 +64,7 @@ TARGETS = {
     "copies of parameters only": {"gather_start", "reduce_scatter_tensor"},
     "ring, one launch a parameter": {"all_gather_into_tensor", "reduce_scatter_tensor"},
     "exchange": {"all_gather_into_tensor", "exchange_start"},
-    "by itself": {"all_gather_into_tensor", "exchange_start"},
+    "by itself": {"all_gather_into_tensor", "exchange_start", "reduce_scatter_tensor"},
 }
 
 

@@ -1,0 +1,100 @@
+"""Copy engines in the planner: their price, their lane, their kernels on the compute lane, and the memory they keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from overlap_pass.cost.contention import Contention
+from overlap_pass.cost.hardware import load_hardware
+from overlap_pass.cost.model import price
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
+from overlap_pass.memory.ledger import peak
+from overlap_pass.memory.staging import staging_bytes
+from overlap_pass.simulate.engine import simulate
+
+H200 = load_hardware("h200")
+MB = 1_000_000
+
+
+def gathering(by_copy: bool, ranks: int = 2) -> Program:
+    """A matmul, a gather launched in front of it, and what reads the gathered parameter."""
+    collective = Collective(
+        CollectiveKind.ALL_GATHER, "g0", ranks, 400 * MB, "bfloat16", Role.PARAMETER, "block", "weight", by_copy
+    )
+    matmul = OpNode(
+        "mm", OpKind.COMPUTE, "aten.mm", ("shard",), (2,), dtype="bfloat16", flops=10**12, read_bytes=1, written_bytes=1
+    )
+    return Program(
+        "forward",
+        Phase.FORWARD,
+        (
+            OpNode("shard", OpKind.INPUT, "input", storages=(0,)),
+            OpNode(
+                "launch", OpKind.LAUNCH, "gather", ("shard",), (1,), read_bytes=400 * MB, written_bytes=400 * MB,
+                collective=collective, kernel=by_copy,
+            ),
+            matmul,
+            OpNode("wait", OpKind.WAIT, "wait", ("launch",), (1,), launch="launch"),
+            OpNode("output", OpKind.OUTPUT, "output", ("wait", "mm")),
+        ),
+        (Storage(0, 400 * MB, "shard", held=True), Storage(1, 400 * MB, "launch"), Storage(2, 1, "mm")),
+        {"g0": ranks},
+    )  # fmt: skip
+
+
+def test_a_copy_takes_its_latency_and_the_peers_part_over_its_bandwidth() -> None:
+    engine = H200.copy_engine
+    assert engine is not None
+    costs = price(gathering(by_copy=True), H200)
+    assert costs.duration_us["launch"] == pytest.approx(
+        engine.latency_us + 200 * MB / (engine.bandwidth_gb_per_s * 1e3)
+    )
+
+
+def test_the_cast_into_two_places_is_compute() -> None:
+    program = gathering(by_copy=True)
+    costs = price(program, H200)
+    # 400 MB of float32 read, 200 MB of bfloat16 written twice.
+    assert costs.kernel_us["launch"] == pytest.approx(H200.compute.kernel_us + H200.traffic_us(800 * MB))
+    found = simulate(program, replace(costs, launch_us={}, beside_compute={}, contention=Contention()))
+    assert found.compute_us == pytest.approx(costs.kernel_us["launch"] + costs.duration_us["mm"])
+
+
+def test_a_copy_starts_in_the_middle_of_a_kernel_and_a_communicator_waits_for_its_end() -> None:
+    def second_start_us(by_copy: bool) -> float:
+        program = gathering(by_copy)
+        shard, launch, matmul, wait, output = program.ops
+        second = replace(launch, name="second", storages=(3,))
+        waits = (wait, replace(wait, name="second wait", inputs=("second",), storages=(3,), launch="second"))
+        program = replace(
+            program,
+            ops=(shard, launch, second, matmul, *waits, replace(output, inputs=("wait", "second wait", "mm"))),
+            storages=(*program.storages, Storage(3, 400 * MB, "second")),
+        )
+        costs = replace(price(program, H200), kernel_us={}, launch_us={}, beside_compute={}, contention=Contention())
+        costs = replace(costs, duration_us={"launch": 100.0, "second": 100.0, "mm": 150.0})
+        spans = {span.name: span for span in simulate(program, costs).timeline.spans}
+        return spans["second"].start_ns / 1e3
+
+    # Copies: the first ends at 100, in the middle of the matmul, which runs until 150.
+    assert second_start_us(by_copy=True) == 100.0
+    # Kernels: the matmul has the device first, so that the first runs from 150 to 250.
+    assert second_start_us(by_copy=False) == 250.0
+
+
+def test_staging_memory_holds_the_largest_launch_twice_and_counts_from_the_start() -> None:
+    assert staging_bytes(gathering(by_copy=True)) == 2 * 200 * MB
+    assert staging_bytes(gathering(by_copy=True, ranks=8)) == 2 * 50 * MB
+    assert staging_bytes(gathering(by_copy=False)) == 0
+    by_copy, by_kernel = peak(gathering(by_copy=True)), peak(gathering(by_copy=False))
+    assert by_copy.base_bytes == by_kernel.base_bytes + 400 * MB
+    assert by_copy.peak_bytes == by_kernel.peak_bytes + 400 * MB
+
+
+def test_hardware_without_copy_engines_prices_them_as_its_communicator() -> None:
+    without = replace(H200, copy_engine=None)
+    assert (
+        price(gathering(True), without).duration_us["launch"] == price(gathering(False), without).duration_us["launch"]
+    )
