@@ -17,6 +17,7 @@ import torch._dynamo.config as dynamo_config
 import torch._inductor.config as inductor_config
 import torch.distributed as dist
 
+from overlap_pass.errors import EnvironmentRefused
 from overlap_pass.planning import Plan
 from overlap_pass.profiling.capture import profile_steps, typical_step
 from overlap_pass.profiling.environment import profiler_sees_kernels
@@ -29,6 +30,7 @@ from overlap_pass.report.comparison import Side
 from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.verification import Agreement, LeftOut, Measured, SystemKind
+from overlap_pass.transport.peers import shared_bytes
 
 __all__ = ["Effort", "Measurement", "measure"]
 
@@ -154,10 +156,8 @@ class _Bench:
         try:
             build(variant, make_step)
         except Exception as error:  # noqa: BLE001  a peer's compiler may raise anything; what, is in the report
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        reasons = [reason] * dist.get_world_size()
-        dist.all_gather_object(reasons, reason)
-        if found := next(filter(None, reasons), ""):
+            reason = str(error) if isinstance(error, EnvironmentRefused) else _first_line(error)
+        if found := _any_reason(reason):
             self.left_out[variant.name] = LeftOut(variant.name, found)
             self.entries = [entry for entry in self.entries if entry.variant is not variant]
             self.numbers.pop(variant.name, None)
@@ -241,12 +241,18 @@ class _Held:
     device: torch.device
     allocated_bytes: int
     reserved_bytes: int
+    shared_bytes: int
 
     @classmethod
     def now(cls, device: torch.device) -> _Held:
         if device.type != "cuda":
-            return cls(device, 0, 0)
-        return cls(device, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+            return cls(device, 0, 0, 0)
+        return cls(
+            device,
+            torch.cuda.memory_allocated(device),
+            torch.cuda.memory_reserved(device),
+            shared_bytes(device),
+        )
 
     def restart(self) -> None:
         """Forget peaks so far."""
@@ -255,14 +261,18 @@ class _Held:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> tuple[int, int]:
-        """Peak allocated and reserved above what was held, on the rank with the most; zeros without a CUDA device."""
+        """Peak allocated and reserved above what was held, on the rank with the most; zeros without a CUDA device.
+
+        Memory shared with peers is in both: the allocator does not count it.
+        """
         if self.device.type != "cuda":
             return 0, 0
         torch.cuda.synchronize()
+        staging_bytes = shared_bytes(self.device) - self.shared_bytes
         peaks = torch.tensor(
             [
-                torch.cuda.max_memory_allocated(self.device) - self.allocated_bytes,
-                torch.cuda.max_memory_reserved(self.device) - self.reserved_bytes,
+                torch.cuda.max_memory_allocated(self.device) - self.allocated_bytes + staging_bytes,
+                torch.cuda.max_memory_reserved(self.device) - self.reserved_bytes + staging_bytes,
             ],
             device=self.device,
         )
@@ -272,8 +282,29 @@ class _Held:
 
 
 def _build(variant: Variant, make_step: MakeStep) -> Workload:
+    """One instance of a system, on every rank or, with an error, on none: a rank alone would wait for its peers."""
     model, step, data = make_step()
-    return Workload(model, variant.prepare(model), step, data)
+    run, reason = None, ""
+    try:
+        run = variant.prepare(model)
+    except Exception as error:
+        if variant.kind is SystemKind.SCHEDULED:
+            raise
+        reason = _first_line(error)
+    if (found := _any_reason(reason)) or run is None:
+        raise EnvironmentRefused(found)
+    return Workload(model, run, step, data)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _any_reason(reason: str) -> str:
+    """The first rank's reason that has one; the same on all ranks."""
+    reasons = [reason] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next(filter(None, reasons), "")
 
 
 def _release(device: torch.device) -> None:

@@ -90,8 +90,8 @@ def test_factors_in_general_are_the_mean_of_the_kinds() -> None:
 
 
 def test_the_text_shows_each_point_beside_the_model_and_what_is_missing() -> None:
-    measured = replace(_measured(H200), left_out=("copy engine: symmetric memory needs CUDA devices",))
+    measured = replace(_measured(H200), left_out=("copy engine: copies between GPUs need CUDA devices",))
     text = calibration_text.render(calibrated(measured, H200, "mine"))
     assert "all_gather of 1024 MiB, 2 ranks" in text
-    assert "not measured: copy engine: symmetric memory needs CUDA devices" in text
+    assert "not measured: copy engine: copies between GPUs need CUDA devices" in text
     assert "median error of the model" in text
