@@ -30,7 +30,7 @@ from overlap_pass.report.comparison import Side
 from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.verification import Agreement, LeftOut, Measured, SystemKind
-from overlap_pass.transport.peers import shared_bytes
+from overlap_pass.transport.peers import release_channels, shared_bytes
 
 __all__ = ["Effort", "Measurement", "measure"]
 
@@ -241,18 +241,13 @@ class _Held:
     device: torch.device
     allocated_bytes: int
     reserved_bytes: int
-    shared_bytes: int
 
     @classmethod
     def now(cls, device: torch.device) -> _Held:
         if device.type != "cuda":
-            return cls(device, 0, 0, 0)
-        return cls(
-            device,
-            torch.cuda.memory_allocated(device),
-            torch.cuda.memory_reserved(device),
-            shared_bytes(device),
-        )
+            return cls(device, 0, 0)
+        release_channels(device)  # the next system makes its own, so that its staging memory is its own
+        return cls(device, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
 
     def restart(self) -> None:
         """Forget peaks so far."""
@@ -268,7 +263,7 @@ class _Held:
         if self.device.type != "cuda":
             return 0, 0
         torch.cuda.synchronize()
-        staging_bytes = shared_bytes(self.device) - self.shared_bytes
+        staging_bytes = shared_bytes(self.device)
         peaks = torch.tensor(
             [
                 torch.cuda.max_memory_allocated(self.device) - self.allocated_bytes + staging_bytes,

@@ -15,7 +15,7 @@ from overlap_pass.errors import TransportError
 from overlap_pass.transport import driver
 from overlap_pass.transport.ring import ALIGNMENT, Ring
 
-__all__ = ["Channel", "SharedBuffer", "channel", "shared_bytes"]
+__all__ = ["Channel", "SharedBuffer", "channel", "release_channels", "shared_bytes"]
 
 _WORD_BYTES = 4
 _WORDS = 4096
@@ -127,3 +127,13 @@ class Channel:
 def channel(group_name: str, direction: str, device: torch.device) -> Channel:
     """The channel of a group for ``"gather"`` or ``"reduce"``; made at the first call, which every rank makes alike."""
     return Channel(group_name, device)
+
+
+def release_channels(device: torch.device) -> None:
+    """Give shared memory back, on all ranks together; the next launch makes what it needs anew.
+
+    Nothing may be under way. It waits for this device and for all ranks: a peer may still be reading from here.
+    """
+    torch.cuda.synchronize(device)
+    dist.barrier()
+    channel.cache_clear()
