@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/accumulate.py
     torchrun --nproc-per-node 2 examples/accumulate.py --backend overlap_eager --micro-batches 3
 
-Every micro-batch reduces its gradients, and the shards add up; the schedule hides each of these reductions. Nothing
+Gradients of micro-batches add up in their shards, and the schedule hides what each of them sends. Nothing
 compiles again between micro-batches. Gradients are sharded tensors, so ``clip_grad_norm_`` bounds the norm over all ranks.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_pass.cli.looks import colour, width
 from overlap_pass.errors import OptionError, TraceError
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(analysis.dumps(report))
     else:
-        width = min(shutil.get_terminal_size((100, 24)).columns, 140)
-        sys.stdout.write(analysis_terminal.render(report, width=width, colour=sys.stdout.isatty()))
+        sys.stdout.write(analysis_terminal.render(report, width=width(140), colour=colour()))
     _write(args, report)
     return 0
 

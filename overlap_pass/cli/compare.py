@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_pass.cli.looks import colour, width
 from overlap_pass.errors import OptionError
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
     else:
-        width = min(shutil.get_terminal_size((100, 24)).columns, 140)
-        sys.stdout.write(terminal.render(found.comparison, width=width, colour=sys.stdout.isatty()))
+        sys.stdout.write(terminal.render(found.comparison, width=width(140), colour=colour()))
         _print_joined(found)
     if args.html is not None:
         try:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_pass.cli.looks import colour, width
 from overlap_pass.errors import OptionError
 
 if TYPE_CHECKING:
@@ -114,9 +112,7 @@ def _as_json(training: TrainingReport | None, comparison: Comparison) -> str:
 def _as_text(training: TrainingReport | None, comparison: Comparison, page: Path) -> str:
     from overlap_pass.report import terminal
 
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
-    table = terminal.render(comparison, width=width, colour=colour).strip("\n")
+    table = terminal.render(comparison, width=width(), colour=colour()).strip("\n")
     return "\n\n".join([*([] if training is None else [_training_text(training)]), table, f"both timelines: {page}"])
 
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 __all__ = ["Finding", "add_parser", "examine", "run"]
 
 PYTHON = (3, 11)
-REQUIRED = {"torch": (2, 11), "networkx": (3, 2), "rich": (13, 7)}
-OPTIONAL = {"torch-tb-profiler": "tensorboard", "ortools": "exact"}
+REQUIRED = {"torch": (2, 11), "networkx": (3, 2), "numpy": (1, 26), "rich": (13, 7)}
+OPTIONAL = {"torch-tb-profiler": "tensorboard", "ortools": "exact", "shtab": "completion"}
 BACKENDS = ("overlap", "overlap_eager")
 
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from overlap_pass import __version__
-from overlap_pass.cli import analyze, calibrate, compare, demo, doctor, plan, strategies, sweep, verify
+from overlap_pass.cli import analyze, calibrate, compare, completion, demo, doctor, plan, strategies, sweep, verify
 from overlap_pass.errors import OverlapPassError
 
 __all__ = ["COMMANDS", "build_parser", "main"]
 
-COMMANDS = (analyze, calibrate, compare, demo, doctor, plan, strategies, sweep, verify)
+COMMANDS = (analyze, calibrate, compare, completion, demo, doctor, plan, strategies, sweep, verify)
 
 EXIT_UNEXPECTED = 1
 EXIT_REFUSED = 2
@@ -42,6 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="overlap-pass",
         description="Overlap FSDP collectives with compute: see what it would give, prove it, use it.",
+        epilog=(
+            "Results go to stdout, progress and errors to stderr. Exit codes: 0 done; 1 the answer is no, or an unexpected "
+            "error; 2 bad input or an unfit environment; 130 interrupted; 141 the reader of the output went away."
+        ),
     )
     parser.add_argument("--version", action="version", version=f"overlap-pass {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from overlap_pass.cli.planned import add_model, add_output, check_output, colour, config_of, width
+from overlap_pass.cli.looks import colour, width
+from overlap_pass.cli.planned import add_model, add_output, check_output, config_of
 from overlap_pass.errors import OptionError
 
 __all__ = ["add_parser", "run"]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
     from overlap_pass.config import Config
     from overlap_pass.graph.program import Program
 
-__all__ = ["add_model", "add_output", "check_output", "colour", "config_of", "traced", "width"]
+__all__ = ["add_model", "add_output", "check_output", "config_of", "traced"]
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -72,11 +69,3 @@ def traced(model: str, world_size: int, tokens: int | None, progress: Any) -> tu
         build_of(model, tokens=tokens), world_size=world_size, progress=progress.show
     )
     return programs
-
-
-def colour() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def width() -> int:
-    return min(shutil.get_terminal_size((100, 24)).columns, 120)

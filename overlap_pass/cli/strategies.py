@@ -7,7 +7,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from overlap_pass.cli.planned import add_model, colour, config_of, traced, width
+from overlap_pass.cli.looks import colour, width
+from overlap_pass.cli.planned import add_model, config_of, traced
 from overlap_pass.errors import OptionError, OverlapPassError
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from overlap_pass.cli.planned import add_model, add_output, check_output, colour, config_of, traced, width
+from overlap_pass.cli.looks import colour, width
+from overlap_pass.cli.planned import add_model, add_output, check_output, config_of, traced
 from overlap_pass.errors import InfeasibleBudget, OptionError
 
 if TYPE_CHECKING:

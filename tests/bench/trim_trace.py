@@ -145,7 +145,7 @@ def _text(row: Row) -> str:
 
 def _anonymous(value: object) -> object:
     """
-    >>> _anonymous("/home/someone/project/train.py(42): step")
+    >>> _anonymous("/data/someone/project/train.py(42): step")
     'train.py(42): step'
     """
     return _DIRECTORIES.sub("", value) if isinstance(value, str) else value

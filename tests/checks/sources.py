@@ -12,9 +12,9 @@ from typing import Any
 __all__ = ["ROOT", "code_files", "listing", "parsed", "project", "text_files"]
 
 ROOT = Path(__file__).parents[2]
-_CODE_FOLDERS = ("overlap_pass", "compile_backends", "examples", "tests")
+_CODE_FOLDERS = ("overlap_pass", "compile_backends", "docs", "examples", "tests")
 _TEXT_SUFFIXES = {".css", ".html", ".js", ".json", ".md", ".py", ".toml", ".txt"}
-_TEXT_FOLDERS = (*_CODE_FOLDERS, ".ci", "docs")
+_TEXT_FOLDERS = (*_CODE_FOLDERS, ".ci")
 
 
 @cache
