@@ -30,6 +30,7 @@ class Measurements:
         least_kernel_us: a kernel that does nothing, in a queue.
         kernel_launch_us, collective_launch_us: of the CPU.
         contention: kind → how it and a GEMM slow each other down.
+        copies: ``False`` where the GPUs cannot copy from each other, whatever the base file says.
         capacity_bytes: of the device memory.
         gpus_per_node: that share the fast link.
         left_out: what could not be measured and why.
@@ -44,6 +45,7 @@ class Measurements:
     collective_launch_us: float | None = None
     contention: Mapping[CollectiveKind, Contention] = field(default_factory=dict)
     copy_engine: CopyEngine | None = None
+    copies: bool = True
     capacity_bytes: int | None = None
     gpus_per_node: int | None = None
     left_out: tuple[str, ...] = ()
@@ -102,7 +104,7 @@ def calibrated(found: Measurements, base: Hardware, name: str) -> Calibration:
         hardware, notes = step(found, hardware)
         sources.update(notes)
     hardware = replace(hardware, name=name)
-    if found.copy_engine is not None:
+    if found.copy_engine is not None or not found.copies:
         hardware = replace(hardware, copy_engine=found.copy_engine)
         sources["copy_engine"] = "measured"
     return Calibration(hardware, sources, tuple(_points(found, hardware)), found.left_out)

@@ -118,6 +118,7 @@ def _measure(where: Sequence[Group], scale: Scale, watch: Stopwatch, progress: R
         collectives=tuple(collectives),
         contention=beside,
         copy_engine=engine,
+        copies=engine is not None,
         capacity_bytes=torch.cuda.get_device_properties(watch.device).total_memory if cuda else None,
         left_out=tuple(left_out),
     )

@@ -71,6 +71,12 @@ def test_what_was_not_measured_stays_as_in_the_base_and_says_so() -> None:
     assert "[intra_node]  # as h200" in text
 
 
+def test_where_gpus_cannot_copy_from_each_other_the_bases_copy_engine_is_dropped() -> None:
+    assert H200.copy_engine is not None
+    assert calibrated(Measurements(copies=False), H200, "mine").hardware.copy_engine is None
+    assert calibrated(Measurements(), H200, "mine").hardware.copy_engine == H200.copy_engine
+
+
 def test_groups_over_nodes_give_the_link_between_nodes() -> None:
     """16 ranks on 4 nodes of 4: rings are limited by the adapters, which the members of a node share."""
     slow = replace(H200, inter_node=Link(bandwidth_gb_per_s=12.0, latency_us=30.0, hop_us=4.0, saturation_mb=0.0),
