@@ -28,7 +28,7 @@ _STYLE = """
   .copy { fill: #d1a33c } .exposed { fill: url(#hatch) } .hatch { fill: #c9243b } .hatch + path { stroke: #f0a3ad }
   @media (prefers-color-scheme: dark) {
     text { fill: #e5e8ea } .muted { fill: #98a2ab } .inside { fill: #0d1721 } .track { fill: #21262b } .rule { stroke: #2d343a }
-    .compute { fill: #7c9dc7 } .communication { fill: #41776f } .hatch { fill: #f4586b } .hatch + path { stroke: #7d1626 }
+    .compute { fill: #7c9dc7 } .communication { fill: #2b6570 } .hatch { fill: #ff7a8a } .hatch + path { stroke: #7d1626 }
   }
 """
 _HATCH = (
