@@ -14,6 +14,7 @@ from overlap_pass.schedule.fitting import fit
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
+from overlap_pass.schedule.tail import hide_tail
 from overlap_pass.schedule.types import Problem, Schedule
 from overlap_pass.spec import spec
 
@@ -60,8 +61,9 @@ class LatestStart:
                 best = (*found, order, how)
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
             return Schedule(spec(self), tuple(program.ops[p].name for p in room.order))
-        names = tuple(program.ops[p].name for p in best[2])
-        return Schedule(spec(self), names, explain(placement, best[2], best[3]))
+        ended = hide_tail(problem, best[2], score)
+        how = best[3] if ended == best[2] else f"{best[3]}, compute put off behind the last launch"
+        return Schedule(spec(self), tuple(program.ops[p].name for p in ended), explain(placement, ended, how))
 
     def _candidates(
         self, problem: Problem, placement: Placement, room: Room, score: Score
