@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule, traceback
 
 from overlap_pass.errors import ConversionError
@@ -186,7 +185,7 @@ def gather(
 
 
 def reduce_held(parameter: Tensor, spec: GatherSpec, accumulator: Accumulator, hold: Point | None) -> Tensor | None:
-    """Reduce what waits, where no backward did; the gradient of the shard, or ``None`` if it goes on waiting.
+    """Reduce what waits, where no backward did; this rank's part, or ``None`` if it goes on waiting.
 
     Outside of graphs. All ranks must call it for the same parameters in the same order.
     """
@@ -198,12 +197,7 @@ def reduce_held(parameter: Tensor, spec: GatherSpec, accumulator: Accumulator, h
     if hold == SHARD:
         accumulator.sums[SHARD] = shard
         return None
-    rows = parameter.to_local().shape[0]
-    local = _finish(shard, spec, rows, parameter.dtype)
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    return _finish(shard, spec, parameter.to_local().shape[0], parameter.dtype)
 
 
 def drop_unused_gathers(gm: GraphModule) -> int:

@@ -275,4 +275,6 @@ class ParameterRead:
             shard = reduce_held(parameter, GatherSpec.from_json(self.how), self.accumulator, self.hold)
         if shard is not None:
             # Autograd's own way of adding to ``grad``, which also calls the hooks behind it.
-            torch.autograd.backward([parameter], [shard])
+            with torch.enable_grad():
+                local = parameter.to_local(grad_placements=parameter.placements)
+            torch.autograd.backward([local], [shard])
