@@ -20,25 +20,22 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
-from overlap_pass.schedule.choice import Variant, choose
-from overlap_pass.schedule.coalescing import Group, groups_of
-from overlap_pass.schedule.coalescing import coalesce as coalesce_launches
+from overlap_pass.schedule.choice import choose
+from overlap_pass.schedule.coalescing import Group
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
+from overlap_pass.schedule.variants import variants
 from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Coalesce", "Plan", "budget_within", "make_plan"]
+__all__ = ["Coalesce", "Plan", "bound_of", "budget_within", "make_plan"]
 
 _log = logging.getLogger("overlap_pass")
 
 Coalesce = Literal["auto", "off"] | int
-
-_TARGET_BYTES = (0, 8 * 2**20, 64 * 2**20, 256 * 2**20)
-"""Sizes of coalesced launches that ``"auto"`` tries; 0 is none. Below 8 MiB NVLink is not saturated."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,8 @@ def make_plan(
     """Plan one graph.
 
     A schedule is used only if it is legal, keeps the budget and is not slower than the order as written in the
-    simulator; else the order as written is planned and a note says why. Of the sizes of coalesced launches that
-    ``coalesce`` allows, the one with the best score is taken (ties: the fewest changes).
+    simulator; else the order as written is planned and a note says why. Which launches are joined is chosen together with
+    the order (ties: the fewest changes).
 
     Args:
         coalesce: ``"off"``, ``"auto"`` (several sizes are tried) or bytes that a coalesced launch carries at least.
@@ -142,13 +139,10 @@ def make_plan(
     """
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
-    sizes = _TARGET_BYTES if coalesce == "auto" else (0,) if coalesce == "off" else (int(coalesce),)
-    as_came = Variant((), written.problem(program))
-    variants = [
-        Variant(groups, written.problem(coalesce_launches(program, groups))) if groups else as_came
-        for groups in _groupings(program, strategy, sizes)
-    ]
-    chosen = choose(as_came, variants, strategy, written.graph_budget_bytes)
+    target_bytes = None if coalesce == "auto" else 0 if coalesce == "off" else int(coalesce)
+    if isinstance(strategy, AsWritten):  # asked to change nothing
+        target_bytes = 0
+    chosen = choose(variants(program, written.price, target_bytes), strategy, written.graph_budget_bytes)
     problem, order = chosen.variant.problem, chosen.schedule.order
     return Plan(
         program=problem.program,
@@ -159,7 +153,7 @@ def make_plan(
         memory_before=written.memory,
         memory_after=peak(problem.program, order, resident_bytes=budget.resident_bytes),
         budget_bytes=written.budget_bytes,
-        bound=_bound(problem, order),
+        bound=bound_of(problem, order),
         hardware=hardware.name,
         notes=(*chosen.notes, *_unpriced(problem.costs)),
     )
@@ -190,16 +184,8 @@ class _Written:
         """What of the budget is left for what the graph names."""
         return None if self.budget_bytes is None else self.budget_bytes - self.resident_bytes
 
-    def problem(self, program: Program) -> Problem:
-        costs = price(program, self.hardware, measured=self.measured)
-        return Problem(build_dag(program), costs, None)
-
-
-def _groupings(program: Program, strategy: Strategy, sizes: tuple[int, ...]) -> tuple[tuple[Group, ...], ...]:
-    """Each distinct grouping once, that of the fewest changes first; the order as written coalesces nothing."""
-    if isinstance(strategy, AsWritten):
-        return ((),)
-    return tuple(dict.fromkeys(groups_of(program, size) if size else () for size in sizes))
+    def price(self, program: Program) -> CostTable:
+        return price(program, self.hardware, measured=self.measured)
 
 
 def _check_feasible(written: _Written) -> None:
@@ -218,7 +204,7 @@ def _check_feasible(written: _Written) -> None:
         )
 
 
-def _bound(problem: Problem, order: tuple[str, ...]) -> Bound:
+def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:
     """For every order that keeps compute as written; for every legal order where this one does not."""
     at = {name: step for step, name in enumerate(order)}
     steps = [at[name] for name in fixed_compute(problem.program)]

@@ -13,38 +13,39 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
     budget given                       ▼
     rungs            ├──┬──┬─────┬───────────┬───────────────────────┤
                  smallest   made for these   not asked               what the strategy takes without a bound
+
+Rungs are asked from the least on, until an order is within ``_CLOSE`` of the bound, or until ``_PATIENCE`` rungs in a row gained
+less than that: more memory would buy next to nothing. Where that stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
+quick orders are asked for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from overlap_pass.schedule.coalescing import Group
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.strategies.as_written import AsWritten
-from overlap_pass.schedule.types import Problem, Schedule, Strategy
+from overlap_pass.schedule.strategies.latest_start import LatestStart
+from overlap_pass.schedule.types import Schedule, Strategy
+from overlap_pass.schedule.variants import Variant
 from overlap_pass.schedule.verify import violations
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Choice", "Variant", "choose"]
+__all__ = ["Choice", "choose"]
 
 _log = logging.getLogger("overlap_pass")
 
-_RUNGS = (0.0, 0.0625, 0.125, 0.25, 0.5)
-_VARIANTS_AT_ALL_RUNGS = 2
-
-
-@dataclass(frozen=True)
-class Variant:
-    """The program with some launches joined, as a problem without a budget."""
-
-    groups: tuple[Group, ...]
-    problem: Problem
+_RUNGS = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
+_ASKED_VARIANTS = 2
+_QUICK = LatestStart(margin=1.5)
+_CLOSE = 0.001
+_PATIENCE = 2
 
 
 @dataclass(frozen=True)
@@ -71,33 +72,39 @@ class _Option:
     safe: bool = False
 
 
-def choose(as_came: Variant, variants: Sequence[Variant], strategy: Strategy, budget_bytes: int | None) -> Choice:
+def choose(found: Sequence[Variant], strategy: Strategy, budget_bytes: int | None) -> Choice:
     """The best order within the budget.
 
     Args:
-        as_came: the program with no launches joined, whose order as written or order of least memory must fit.
-        variants: what the strategy may choose from, the fewest changes first.
+        found: what to choose from. The first is the program as it came, whose order as written or order of least memory
+            must fit.
         budget_bytes: bound on the peak, ``None`` for none.
     """
     bench = _Bench(strategy)
-    safe = bench.safe_options(as_came)
+    safe = bench.safe_options(found[0])
     if isinstance(strategy, AsWritten):  # asked to move nothing: only the budget is a reason to
         kept = next(option for option in safe if budget_bytes is None or option.peak_bytes <= budget_bytes)
         return Choice(kept.variant, kept.schedule)
     smallest_bytes = min(option.peak_bytes for option in safe)
-    free = [bench.option(variant, None) for variant in variants]
-    found = [*free]
-    most_bytes = max((option.peak_bytes for option in free if option), default=smallest_bytes)
-    if most_bytes > smallest_bytes:
-        ranked = sorted((o for o in free if o), key=lambda option: option.score_us)[:_VARIANTS_AT_ALL_RUNGS]
-        for rung in (int(smallest_bytes + share * (most_bytes - smallest_bytes)) for share in _RUNGS):
-            if budget_bytes is None or rung <= budget_bytes:
-                found += [bench.option(option.variant, rung) for option in ranked]
-    own = [option for option in found if option is not None]
+    own = []
+    for variant in bench.promising(found):
+        free = bench.option(variant, None)
+        most_bytes = smallest_bytes if free is None else free.peak_bytes
+        own += bench.climb(variant, _rungs(smallest_bytes, most_bytes, budget_bytes))
+        own += [] if free is None else [free]
     at_hand = [o for o in (*safe, *own) if budget_bytes is None or o.needed_bytes <= budget_bytes]
     best = _best(at_hand)
     why = () if not best.safe else _why_safe(strategy, best, own, budget_bytes)
     return Choice(best.variant, best.schedule, (*bench.complaints, *why))
+
+
+def _rungs(smallest_bytes: int, most_bytes: int, budget_bytes: int | None) -> Iterator[int]:
+    """Those within the budget."""
+    if most_bytes > smallest_bytes:
+        for share in _RUNGS:
+            rung_bytes = int(smallest_bytes + share * (most_bytes - smallest_bytes))
+            if budget_bytes is None or rung_bytes <= budget_bytes:
+                yield rung_bytes
 
 
 def _best(options: Sequence[_Option]) -> _Option:
@@ -132,6 +139,31 @@ class _Bench:
         needed_bytes = max(known.peak_bytes, rung_bytes or 0)
         return replace(known, schedule=schedule, needed_bytes=needed_bytes)
 
+    def climb(self, variant: Variant, rungs: Iterator[int]) -> list[_Option]:
+        """The strategy's orders for budgets from the least on, while more of it helps."""
+        found: list[_Option] = []
+        best_us, idle = math.inf, 0
+        bound_us = self._score(variant).bound_us
+        for rung_bytes in rungs:
+            option = self.option(variant, rung_bytes)
+            if option is not None:
+                found.append(option)
+                idle = 0 if option.score_us < best_us * (1 - _CLOSE) else idle + 1
+                best_us = min(best_us, option.score_us)
+            if best_us <= bound_us * (1 + _CLOSE) or idle == _PATIENCE:
+                break
+        return found
+
+    def promising(self, found: Sequence[Variant]) -> list[Variant]:
+        """Those with the best quick orders without a bound."""
+        if len(found) <= _ASKED_VARIANTS:
+            return list(found)
+        scores = [(self._rated(v, _QUICK.schedule(v.problem)).score_us, place) for place, v in enumerate(found)]
+        return [found[place] for _, place in sorted(scores)[:_ASKED_VARIANTS]]
+
+    def _score(self, variant: Variant) -> Score:
+        return self._scores.setdefault(id(variant), Score(variant.problem))
+
     def _judged(self, variant: Variant, schedule: Schedule) -> _Option | None:
         broken = violations(variant.problem.program, schedule.order)
         if not broken:
@@ -143,7 +175,7 @@ class _Bench:
         return None
 
     def _rated(self, variant: Variant, schedule: Schedule, *, safe: bool = False) -> _Option:
-        score = self._scores.setdefault(id(variant), Score(variant.problem))
+        score = self._score(variant)
         index = variant.problem.program.index
         peak_bytes = score.peak_bytes(index[name] for name in schedule.order)
         step_us, score_us = score.step_us(schedule.order), score.of(schedule.order)
@@ -153,8 +185,8 @@ class _Bench:
         """The order as written, and that of least memory where it holds less."""
         problem = variant.problem
         written = self._rated(variant, AsWritten().schedule(problem), safe=True)
-        placement = Placement(problem.dag)
-        room = Room.of(placement)
+        placement = Placement.of(problem)
+        room = Room.shared(problem)
         if room.smallest_bytes >= written.peak_bytes:
             return [written]
         names = tuple(problem.program.ops[position].name for position in room.order)

@@ -46,21 +46,25 @@ class Group:
         return f"{member}_part"
 
 
-def groups_of(program: Program, target_bytes: int) -> tuple[Group, ...]:
+def groups_of(program: Program, target_bytes: int, *, across: bool = False) -> tuple[Group, ...]:
     """Neighbours of one unit, kind, communicator and dtype, packed until a launch carries ``target_bytes``.
 
     Packing order is the order of need (gathers) and of release (reductions): what is needed first is in the first
-    launch. What stays alone is in no group. Gathers of activations and collectives without a unit are left alone.
+    launch. What stays alone is in no group. Gathers of activations are left alone, and so are collectives without a unit.
+
+    Args:
+        across: neighbours of any units, and of none.
     """
     open_runs: dict[tuple[object, ...], list[str]] = {}
     filled: dict[tuple[object, ...], int] = {}
     found: list[Group] = []
-    moves = [move for move in Placement(build_dag(program)).moves if _may_join(program, move)]
+    moves = [move for move in Placement(build_dag(program)).moves if _may_join(program, move, across=across)]
     for move in sorted(moves, key=lambda move: (move.deadline, move.release, move.launch)):
         op = program.ops[move.launch]
         if op.collective is None:
             continue
-        key = (op.collective.kind, op.collective.group, op.collective.dtype, op.collective.unit)
+        unit = None if across else op.collective.unit
+        key = (op.collective.kind, op.collective.group, op.collective.dtype, unit)
         run = open_runs.setdefault(key, [])
         run.append(op.name)
         filled[key] = filled.get(key, 0) + op.collective.payload_bytes
@@ -71,14 +75,14 @@ def groups_of(program: Program, target_bytes: int) -> tuple[Group, ...]:
     return tuple(group for group in found if len(group.members) > 1)
 
 
-def _may_join(program: Program, move: Move) -> bool:
+def _may_join(program: Program, move: Move, *, across: bool) -> bool:
     op = program.ops[move.launch]
     collective = op.collective
     return (
         collective is not None
         and collective.kind in _KINDS
         and collective.role is not Role.ACTIVATION
-        and collective.unit is not None
+        and (across or collective.unit is not None)
         and len(op.inputs) == 1
         and len(move.waits) == 1
         and not op.writes

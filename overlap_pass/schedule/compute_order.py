@@ -24,7 +24,7 @@ from overlap_pass.graph.program import OpKind, Program, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import Placement
 
-__all__ = ["Filling", "refill"]
+__all__ = ["Filled", "Filling", "refill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,23 @@ class Filling:
     ahead_us: float
 
 
-def refill(placement: Placement, costs: CostTable, filling: Filling) -> Program:
-    """The program with its compute in another order: same ops, legal, gathers at their readers, reductions at once."""
-    order = _Refill(placement, costs, filling).run()
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The program with its compute in another order: same ops, legal, gathers at their readers, reductions at once.
+
+    Attributes:
+        end_us: when its compute would end if gathers and reductions cost nothing.
+    """
+
+    program: Program
+    end_us: float
+
+
+def refill(placement: Placement, costs: CostTable, filling: Filling) -> Filled:
+    """Another order of compute."""
+    made = _Refill(placement, costs, filling)
     ops = placement.program.ops
-    return replace(placement.program, ops=tuple(ops[position] for position in order))
+    return Filled(replace(placement.program, ops=tuple(ops[position] for position in made.run())), made.now_us)
 
 
 class _Refill:

@@ -18,8 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import Collective, OpKind, OpNode, Program, Role
+from overlap_pass.schedule.types import Problem
 
 __all__ = ["AFTER", "BEFORE", "WAITS", "Key", "Move", "Placement", "place"]
 
@@ -60,6 +62,11 @@ class Placement:
     """Which ops of a program are anchors and which move, derived once per program."""
 
     dag: DepGraph
+
+    @classmethod
+    def of(cls, problem: Problem) -> Placement:
+        """The problem's, derived once for all of its budgets."""
+        return problem.once(_placement)
 
     @property
     def program(self) -> Program:
@@ -182,6 +189,10 @@ class Placement:
             if around and all(n in seeds or n in found for n in around):
                 found.add(position)
         return found
+
+
+def _placement(dag: DepGraph, _: CostTable) -> Placement:
+    return Placement(dag)
 
 
 def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import BEFORE, Key, Placement, place
+from overlap_pass.schedule.types import Problem
 
 __all__ = ["Room", "tight"]
 
@@ -49,6 +52,11 @@ class Room:
     smallest_bytes: int
     wishes: Mapping[int, Key]
     order: tuple[int, ...]
+
+    @classmethod
+    def shared(cls, problem: Problem) -> Room:
+        """The problem's, made once for all of its budgets."""
+        return problem.once(_room)
 
     @classmethod
     def of(cls, placement: Placement) -> Room:
@@ -96,3 +104,7 @@ class Room:
             rows.append(tuple(map(max, row, row[width:])))
             width *= 2
         return tuple(rows)
+
+
+def _room(dag: DepGraph, _: CostTable) -> Room:
+    return Room.of(Placement(dag))

@@ -11,8 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.dag import DepGraph
+from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.types import Problem
+from overlap_pass.simulate.bound import lower_bound
 from overlap_pass.simulate.engine import Simulator
 
 __all__ = ["PESSIMISM", "Score"]
@@ -21,40 +25,74 @@ PESSIMISM = 1.3
 
 
 class Score:
-    """Judge of many orders of one problem."""
+    """Judge of many orders of one problem; what it is made of is made once for all budgets."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+        self._budget_bytes = problem.budget_bytes
+        self._judge = problem.once(_Judge)
 
     def of(self, order: Sequence[str]) -> float:
         """Mean step in microseconds; smaller is better."""
-        return (self.step_us(order) + self._slower.step_us(order)) / 2
+        return self._judge.score_us(tuple(order))
 
     def step_us(self, order: Sequence[str]) -> float:
         """The simulated step at the prices given."""
-        return self._expected.step_us(order)
+        return self._judge.steps_us(tuple(order))[0]
+
+    @property
+    def bound_us(self) -> float:
+        """No legal order scores less; where nothing but shards is communicated, none that keeps compute as written."""
+        return self._judge.bound_us
 
     def peak_bytes(self, order: Iterable[int]) -> int:
         """The peak of an order of positions."""
-        ledger = Ledger(self._lifetimes)
+        ledger = Ledger(self._judge.lifetimes)
         for position in order:
             ledger.advance(position)
         return ledger.peak_bytes
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
-        return self._problem.budget_bytes is None or peak_bytes <= self._problem.budget_bytes
+        return self._budget_bytes is None or peak_bytes <= self._budget_bytes
+
+
+class _Judge:
+    """One program under two prices."""
+
+    def __init__(self, dag: DepGraph, costs: CostTable) -> None:
+        self._dag, self._costs = dag, costs
+        self._known: dict[tuple[str, ...], tuple[float, float]] = {}
+
+    def score_us(self, order: tuple[str, ...]) -> float:
+        return sum(self.steps_us(order)) / 2
+
+    def steps_us(self, order: tuple[str, ...]) -> tuple[float, float]:
+        if order not in self._known:
+            self._known[order] = (self._expected.step_us(order), self._slower.step_us(order))
+        return self._known[order]
 
     @cached_property
-    def _lifetimes(self) -> Lifetimes:
-        return Lifetimes(self._problem.program)
+    def bound_us(self) -> float:
+        launches = (op.collective for op in self._dag.program.launches)
+        moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
+        bounds = (
+            lower_bound(self._dag, c, fixed=() if moves_compute else None) for c in (self._costs, self._slower_costs)
+        )
+        return sum(bound.step_us for bound in bounds) / 2
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        return Lifetimes(self._dag.program)
 
     @cached_property
     def _expected(self) -> Simulator:
-        return Simulator(self._problem.program, self._problem.costs)
+        return Simulator(self._dag.program, self._costs)
 
     @cached_property
     def _slower(self) -> Simulator:
-        costs = self._problem.costs
-        longer = {op.name: costs.duration_us[op.name] * PESSIMISM for op in self._problem.program.launches}
-        return Simulator(self._problem.program, replace(costs, duration_us={**costs.duration_us, **longer}))
+        return Simulator(self._dag.program, self._slower_costs)
+
+    @cached_property
+    def _slower_costs(self) -> CostTable:
+        longer = {op.name: self._costs.duration_us[op.name] * PESSIMISM for op in self._dag.program.launches}
+        return replace(self._costs, duration_us={**self._costs.duration_us, **longer})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import Program
 
 __all__ = ["Action", "Decision", "Problem", "Schedule", "Strategy"]
+
+
+_Made = TypeVar("_Made")
 
 
 class Action(enum.StrEnum):
@@ -54,10 +57,18 @@ class Problem:
     dag: DepGraph
     costs: CostTable
     budget_bytes: int | None
+    _made: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def program(self) -> Program:
         return self.dag.program
+
+    def once(self, make: Callable[[DepGraph, CostTable], _Made]) -> _Made:
+        """What ``make`` makes of the graph and its prices; made once for this problem and its copies with another budget."""
+        if make not in self._made:
+            self._made[make] = make(self.dag, self.costs)
+        found: _Made = self._made[make]
+        return found
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ class Peer:
         step_us: with the collectives of the graph as they are.
         peak_ratio: its peak over that of the order as written, both in the recorder's count.
         frugal_us, frugal_peak_ratio: the same, allowed no memory above the order as written.
-        bucketed_us: with its best buckets.
+        bucketed_us, bucketed_peak_ratio, bucketed_planning_s: with its best buckets.
         planning_s: CPU seconds of its pass.
     """
 
@@ -56,6 +57,8 @@ class Peer:
     frugal_us: float
     frugal_peak_ratio: float
     bucketed_us: float
+    bucketed_peak_ratio: float
+    bucketed_planning_s: float
     planning_s: float
 
 
@@ -65,11 +68,23 @@ class Recorded:
 
     Attributes:
         costs: recorded durations, no contention, collectives free to start at any time: the recorder's rules.
+        curves: (kind, communicator) → (bytes sent, microseconds), as recorded.
     """
 
     program: Program
     costs: CostTable
     peer: Peer
+    curves: Mapping[tuple[CollectiveKind, str], tuple[tuple[float, float], ...]]
+
+    def priced(self, program: Program) -> CostTable:
+        """Prices of the program with some launches joined: a joined launch by the curve of its kind and communicator."""
+        joined = {
+            op.name: _on_curve(self.curves[op.collective.kind, op.collective.group], op.read_bytes)
+            for op in program.launches
+            if op.collective is not None and op.name not in self.costs.duration_us
+        }
+        known = {name: self.costs.duration_us.get(name, 0.0) for name in program.order}
+        return replace(self.costs, duration_us={**known, **joined}, launch_us=dict.fromkeys(program.order, 0.0))
 
 
 def files(folder: Path = FOLDER) -> tuple[Path, ...]:
@@ -92,7 +107,28 @@ def read(path: Path) -> Recorded:
     )
     duration_us = {node["name"]: float(node["duration_us"]) for node in data["nodes"]}
     costs = CostTable(duration_us, dict.fromkeys(program.order, 0.0), Contention(), hardware="recorded")
-    return Recorded(program, costs, _peer(data["reference"]))
+    return Recorded(program, costs, _peer(data["reference"]), _curves(data["cost_curves"], labels))
+
+
+def _curves(
+    recorded: Mapping[str, Any], labels: Mapping[str, str]
+) -> dict[tuple[CollectiveKind, str], tuple[tuple[float, float], ...]]:
+    found = {}
+    for key, points in recorded.items():
+        group, _, kind = key.partition(":")
+        if group in labels:
+            found[CollectiveKind(kind), labels[group]] = tuple(
+                (float(size), float(time_us)) for size, time_us in points
+            )
+    return found
+
+
+def _on_curve(curve: Sequence[tuple[float, float]], size_bytes: int) -> float:
+    """Straight lines between the points, flat before the first."""
+    at = min(max(bisect_left(curve, (size_bytes, 0.0)), 1), len(curve) - 1)
+    (low, low_us), (high, high_us) = curve[at - 1], curve[at]
+    share = max(0.0, (size_bytes - low) / (high - low))
+    return low_us + share * (high_us - low_us)
 
 
 def _in_order_of_use(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -205,11 +241,14 @@ def _peer(reference: Mapping[str, Any]) -> Peer:
     runs = reference["native_torch_2.13"]
     written_peak = reference["before"]["peak_H"]
     order, frugal = runs["r_reorder"], runs["r_mem0"]
+    bucketed = min((runs[name] for name in runs if name[:2] in ("a_", "b_")), key=lambda run: run["sim_ms"])
     return Peer(
         step_us=order["sim_ms"] * 1e3,
         peak_ratio=order["peak_H"] / written_peak,
         frugal_us=frugal["sim_ms"] * 1e3,
         frugal_peak_ratio=frugal["peak_H"] / written_peak,
-        bucketed_us=min(runs[name]["sim_ms"] for name in runs if name[:2] in ("a_", "b_")) * 1e3,
+        bucketed_us=bucketed["sim_ms"] * 1e3,
+        bucketed_peak_ratio=bucketed["peak_H"] / written_peak,
+        bucketed_planning_s=bucketed["cpu_s"],
         planning_s=order["cpu_s"],
     )

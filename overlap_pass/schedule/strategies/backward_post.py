@@ -24,7 +24,7 @@ class BackwardPost:
     name: ClassVar[str] = "backward_post"
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement(problem.dag)
+        placement = Placement.of(problem)
         order = place(placement, prefetch(placement, self._launch_at))
         names = tuple(problem.program.ops[p].name for p in order)
         return Schedule(self.name, names, explain(placement, order, "behind the unit before"))

@@ -32,7 +32,7 @@ class BackwardPre:
             raise OptionError(f"strategy backward_pre: depth={self.depth} must be 0 or more")
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement(problem.dag)
+        placement = Placement.of(problem)
         order = place(placement, prefetch(placement, self._launch_at))
         names = tuple(problem.program.ops[p].name for p in order)
         return Schedule(spec(self), names, explain(placement, order, f"prefetch depth {self.depth}"))

@@ -43,7 +43,7 @@ class Exact:
 
     def schedule(self, problem: Problem) -> Schedule:
         """Raises ``EnvironmentRefused`` without OR-tools, ``PlanError`` for a graph with too many collectives."""
-        placement = Placement(problem.dag)
+        placement = Placement.of(problem)
         moving = sum(move.role is not Role.ACTIVATION for move in placement.moves)
         if moving > self.largest:
             raise PlanError(
@@ -51,7 +51,7 @@ class Exact:
                 f"largest={self.largest}; take 'local_search', or raise 'largest' and wait"
             )
         solver = _cp_sat()
-        room = Room.of(placement)
+        room = Room.shared(problem)
         score = Score(problem)
         proofs: list[bool] = []
 

@@ -19,7 +19,8 @@ from overlap_pass.spec import spec
 
 __all__ = ["FillGaps"]
 
-_AHEAD_SHARES = (0.0, 0.01, 0.04)
+_AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
+_SCHEDULED = 2
 _QUICK = LatestStart(margin=1.5)
 
 
@@ -28,8 +29,8 @@ class FillGaps:
     """For graphs with tensor- or expert-parallel collectives; on others it is ``latest_start``.
 
     Weight gradients and the like are put off until the chain is blocked (``schedule.compute_order``). Several orders of
-    compute are made, each is scheduled by ``latest_start`` within the budget, and the best score is taken, the order of
-    compute as written among them. What is put off keeps its inputs alive: the budget bounds that like all else.
+    compute are made, the most promising are scheduled by ``latest_start`` within the budget, and the best score is taken, the
+    order of compute as written among them. What is put off keeps its inputs alive: the budget bounds that like all else.
 
     Options:
         put_off: most compute that may pile up, as a share of all compute.
@@ -43,7 +44,7 @@ class FillGaps:
             raise OptionError(f"strategy fill_gaps: put_off={self.put_off} must be above 0 and at most 1")
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement(problem.dag)
+        placement = Placement.of(problem)
         index = problem.program.index
         score = Score(problem)
         best: tuple[tuple[bool, float, int], tuple[int, ...], str] | None = None
@@ -63,8 +64,10 @@ class FillGaps:
         if not any(move.role is Role.ACTIVATION for move in placement.moves):
             return
         compute_us = sum(problem.costs.duration_us[problem.program.ops[p].name] for p in placement.anchors)
+        filled = []
         for share in _AHEAD_SHARES:
             filling = Filling(self.put_off * compute_us, problem.budget_bytes, share * compute_us)
-            program = refill(placement, problem.costs, filling)
-            moved = Problem(build_dag(program), problem.costs, problem.budget_bytes)
+            filled.append((refill(placement, problem.costs, filling), share))
+        for made, share in sorted(filled, key=lambda pair: pair[0].end_us)[:_SCHEDULED]:
+            moved = Problem(build_dag(made.program), problem.costs, problem.budget_bytes)
             yield _QUICK.schedule(moved).order, f"compute moved, up to {share:.0%} of it ahead"

@@ -24,8 +24,8 @@ class Greedy:
     name: ClassVar[str] = "greedy"
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement(problem.dag)
-        room = Room.of(placement)
+        placement = Placement.of(problem)
+        room = Room.shared(problem)
         score = Score(problem)
 
         def early(allowed_bytes: int | None) -> tuple[int, ...]:

@@ -47,8 +47,8 @@ class LatestStart:
             raise OptionError(f"strategy latest_start: margin={self.margin} must be 0 (try several) or more")
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement(problem.dag)
-        room = Room.of(placement)
+        placement = Placement.of(problem)
+        room = Room.shared(problem)
         program = problem.program
         score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None

@@ -69,7 +69,7 @@ class LocalSearch:
     def schedule(self, problem: Problem) -> Schedule:
         index = problem.program.index
         first = tuple(index[name] for name in _STARTS[self.start]().schedule(problem).order)
-        placement = Placement(problem.dag)
+        placement = Placement.of(problem)
         search = _Search(problem, placement, first)
         search.run(self.evaluations)
         names = tuple(problem.program.ops[p].name for p in search.order)

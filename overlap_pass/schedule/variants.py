@@ -1,0 +1,69 @@
+"""Which launches could be joined: the programs that a plan chooses from.
+
+Joining neighbours of one unit saves starts; joining across units also saves latency where a collective takes longer to begin
+than to run, as on hundreds of ranks. That is tried where it is predicted to pay: where all traffic together takes clearly less
+time than with the units' own launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import Program
+from overlap_pass.schedule.coalescing import Group, coalesce, groups_of
+from overlap_pass.schedule.types import Problem
+
+__all__ = ["Variant", "variants"]
+
+_MIB = 2**20
+_UNIT_BYTES = (8 * _MIB, 64 * _MIB, 256 * _MIB)
+"""Below 8 MiB NVLink is not saturated."""
+_ACROSS_BYTES = (64 * _MIB, 128 * _MIB)
+_PAYS = 0.95
+"""Share of the traffic's time below which joining across units is tried."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The program with some launches joined, as a problem without a budget.
+
+    Attributes:
+        traffic_us: time of all its collectives.
+    """
+
+    groups: tuple[Group, ...]
+    problem: Problem
+    traffic_us: float
+
+    @classmethod
+    def of(cls, program: Program, groups: tuple[Group, ...], price: Callable[[Program], CostTable]) -> Variant:
+        joined = coalesce(program, groups)
+        costs = price(joined)
+        traffic_us = sum(costs.duration_us[op.name] for op in joined.launches)
+        return cls(groups, Problem(build_dag(joined), costs, None), traffic_us)
+
+
+def variants(
+    program: Program, price: Callable[[Program], CostTable], target_bytes: int | None = None
+) -> tuple[Variant, ...]:
+    """The program as it came, then its variants; the order is that of ties.
+
+    Args:
+        price: prices of a program with joined launches.
+        target_bytes: the only size to try, across units where no launch has one; ``None`` for several, 0 for none.
+    """
+    as_came = Variant.of(program, (), price)
+    if target_bytes is not None:
+        groups = (
+            (groups_of(program, target_bytes) or groups_of(program, target_bytes, across=True)) if target_bytes else ()
+        )
+        return (as_came, Variant.of(program, groups, price)) if groups else (as_came,)
+    inside = dict.fromkeys(groups_of(program, size) for size in _UNIT_BYTES)
+    found = [as_came, *(Variant.of(program, groups, price) for groups in inside if groups)]
+    least_us = min(variant.traffic_us for variant in found)
+    across = dict.fromkeys(groups_of(program, size, across=True) for size in _ACROSS_BYTES)
+    joined = [Variant.of(program, groups, price) for groups in across if groups and groups not in inside]
+    return (*found, *(variant for variant in joined if variant.traffic_us < _PAYS * least_us))
