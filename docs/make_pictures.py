@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from picture_model import build
@@ -40,16 +41,23 @@ Programs = Sequence[Program]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--screenshots", action="store_true", help="also of pages, which needs chromium")
-    parser.add_argument("--trace", nargs="*", default=[], help="traces whose page is shown")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join([*PICTURES, *PAGES])}")
+    parser.add_argument("--screenshots", action="store_true", help="pages too, which needs chromium")
+    parser.add_argument("--trace", nargs="*", default=[], help="traces for the page of an analysis")
     args = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    programs = trace_model(build, world_size=RANKS, progress=print)
-    for name, draw in PICTURES.items():
-        print(name)
-        (FOLDER / f"{name}.svg").write_text(draw(programs), encoding="utf-8")
-    if args.screenshots:
-        _screenshots(args.trace)
+    for name in args.names or [*PICTURES, *(PAGES if args.screenshots else ())]:
+        print(name, flush=True)
+        if name in PICTURES:
+            tokens, draw = PICTURES[name]
+            (FOLDER / f"{name}.svg").write_text(draw(traced(tokens)), encoding="utf-8")
+        elif name != "analysis" or args.trace:
+            _photograph(name, [*PAGES[name][:1], *args.trace, *PAGES[name][1:]])
+
+
+@cache
+def traced(tokens: int) -> Programs:
+    return trace_model(partial(build, tokens=tokens), world_size=RANKS)
 
 
 def planned(programs: Programs, **options: str) -> list[Plan]:
@@ -118,56 +126,38 @@ def _slower(plan: Plan, hardware: Hardware) -> Timeline:
     return simulate(plan.program, slow, plan.schedule.order).timeline
 
 
-PICTURES: Mapping[str, Callable[[Programs], str]] = {
-    "before-after": before_after,
-    "policies": policies,
-    "budgets": budgets,
-    "slow-link": slow_link,
+# Tokens a rank: enough to hide what is sent behind, or too few, so that memory decides.
+PICTURES: Mapping[str, tuple[int, Callable[[Programs], str]]] = {
+    "before-after": (4096, before_after),
+    "policies": (4096, policies),
+    "budgets": (2048, budgets),
+    "slow-link": (2048, slow_link),
 }
 
 
-def _screenshots(traces: Sequence[str]) -> None:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_MODEL = ["--model", "docs/picture_model.py:build", "--gpu", "h100"]
+PAGES: Mapping[str, Sequence[str]] = {
+    "report": ["plan", *_MODEL, "--world", str(RANKS), "--tokens", "4096", "--output"],
+    "sweep": ["sweep", *_MODEL, "--world", "8,64", "--tokens", "1024,2048,4096,8192", "--output"],
+    "analysis": ["analyze", "--html"],
+}
+
+
+def _photograph(name: str, command: Sequence[str]) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         sys.exit("no chromium on the path")
-    model = str(Path(__file__).parent / "picture_model.py:build")
-    pages = {
-        "report": ["plan", "--model", model, "--world", str(RANKS), "--gpu", "h100", "--tokens", "4096", "--output"],
-        "sweep": [
-            "sweep",
-            "--model",
-            model,
-            "--world",
-            "8,64",
-            "--tokens",
-            "512,1024,2048,4096,8192",
-            "--gpu",
-            "h100",
-            "--output",
-        ],
-    }
-    if traces:
-        pages["analysis"] = ["analyze", *traces, "--html"]
     with tempfile.TemporaryDirectory() as folder:
-        for name, command in pages.items():
-            page = Path(folder) / f"{name}.html"
-            subprocess.run([sys.executable, "-m", "overlap_pass", *command, str(page)], check=True, cwd=ROOT)
-            for scheme in ("light", "dark"):
-                _shoot(chromium, page, FOLDER / f"{name}-{scheme}.png", dark=scheme == "dark")
-
-
-def _shoot(chromium: str, page: Path, picture_file: Path, *, dark: bool) -> None:
-    print(picture_file.name)
-    # A virtual clock lets scripts and fonts settle before the picture is taken.
-    flags = [
-        "--headless=new",
-        "--no-sandbox",
-        "--hide-scrollbars",
-        "--virtual-time-budget=3000",
-        "--window-size=1280,900",
-    ]
-    flags += ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
-    subprocess.run([chromium, *flags, f"--screenshot={picture_file}", page.as_uri()], check=True, capture_output=True)
+        page = Path(folder) / f"{name}.html"
+        subprocess.run([sys.executable, "-m", "overlap_pass", *command, str(page)], check=True, cwd=ROOT)
+        for light, scheme in enumerate(("dark", "light")):
+            # A virtual clock lets scripts and fonts settle before the picture is taken.
+            flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=3000"]
+            flags += ["--window-size=1280,900", f"--blink-settings=preferredColorScheme={light}"]
+            picture_file = FOLDER / f"{name}-{scheme}.png"
+            subprocess.run(
+                [chromium, *flags, f"--screenshot={picture_file}", page.as_uri()], check=True, capture_output=True
+            )
 
 
 if __name__ == "__main__":

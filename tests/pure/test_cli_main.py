@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from overlap_pass.cli import looks
 from overlap_pass.cli import main as frame
 from overlap_pass.errors import OptionError
 
@@ -119,3 +120,26 @@ def test_version_and_help_need_no_torch():
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
+
+
+def test_every_command_that_answers_can_answer_in_json():
+    [commands] = [action.choices for action in frame.build_parser()._actions if action.dest == "command"]
+    flags = {name: set(parser._option_string_actions) for name, parser in commands.items()}
+    assert {name for name in flags if "--json" not in flags[name]} == {"completion"}
+
+
+def test_help_says_what_the_exit_codes_mean(capsys):
+    with pytest.raises(SystemExit):
+        frame.main(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    codes = (0, 1, frame.EXIT_REFUSED, frame.EXIT_INTERRUPTED, frame.EXIT_BROKEN_PIPE)
+    assert {code for code in codes if f"{code} " not in printed.partition("Exit codes:")[2]} == set()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "expected"), [(True, "", True), (True, "1", False), (False, "", False)]
+)
+def test_colours_are_for_terminals_that_want_them(monkeypatch, terminal, no_color, expected):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert looks.colour() is expected
