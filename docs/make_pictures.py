@@ -51,8 +51,10 @@ def main() -> None:
         if name in PICTURES:
             tokens, draw = PICTURES[name]
             (FOLDER / f"{name}.svg").write_text(draw(traced(tokens)), encoding="utf-8")
-        elif name != "analysis" or args.trace:
-            _photograph(name, [*PAGES[name][:1], *args.trace, *PAGES[name][1:]])
+        elif name != "analysis":
+            _photograph(name, PAGES[name])
+        elif args.trace:
+            _photograph(name, ["analyze", *args.trace, "--html"])
 
 
 @cache
@@ -139,7 +141,7 @@ _MODEL = ["--model", "docs/picture_model.py:build", "--gpu", "h100"]
 PAGES: Mapping[str, Sequence[str]] = {
     "report": ["plan", *_MODEL, "--world", str(RANKS), "--tokens", "4096", "--output"],
     "sweep": ["sweep", *_MODEL, "--world", "8,64", "--tokens", "1024,2048,4096,8192", "--output"],
-    "analysis": ["analyze", "--html"],
+    "analysis": [],
 }
 
 

@@ -15,6 +15,7 @@ __all__ = ["Finding", "add_parser", "examine", "run"]
 
 PYTHON = (3, 11)
 REQUIRED = {"torch": (2, 11), "networkx": (3, 2), "numpy": (1, 26), "rich": (13, 7)}
+TESTED_TORCH = (2, 13)
 OPTIONAL = {"torch-tb-profiler": "tensorboard", "ortools": "exact", "shtab": "completion"}
 BACKENDS = ("overlap", "overlap_eager")
 
@@ -80,6 +81,8 @@ def examine_package(name: str, minimum: tuple[int, int]) -> Finding:
         return Finding(name, "failed", f"not installed: pip install '{name}>={_dotted(minimum)}'")
     if _release(found) < minimum:
         return Finding(name, "failed", f"{found} is too old: pip install '{name}>={_dotted(minimum)}'")
+    if name == "torch" and _release(found)[:2] > TESTED_TORCH:
+        return Finding(name, "ok", f"{found}, newer than any that was tested (up to {_dotted(TESTED_TORCH)})")
     return Finding(name, "ok", found)
 
 

@@ -44,6 +44,13 @@ def test_versions_are_compared_as_numbers_and_without_the_build(installed, found
     assert doctor.examine_package("torch", (2, 11)).state == state
 
 
+def test_a_torch_that_nobody_has_tested_works_as_far_as_anyone_knows_and_is_named(installed):
+    installed(torch="2.14.1", numpy="2.14.1")
+    finding = doctor.examine_package("torch", (2, 11))
+    assert (finding.state, finding.detail) == ("ok", "2.14.1, newer than any that was tested (up to 2.13)")
+    assert doctor.examine_package("numpy", (1, 26)).detail == "2.14.1"
+
+
 def test_a_package_that_is_not_there_comes_with_the_command_that_installs_it(installed):
     installed()
     assert doctor.examine_package("torch", (2, 11)) == Finding(
