@@ -86,7 +86,7 @@ class CopyEngine:
     Attributes:
         bandwidth_gb_per_s: rate of a large copy from or to one peer, in 10**9 bytes a second.
         latency_us: time of an empty copy, with the words by which the ranks tell each other how far they are.
-        launch_us: CPU time to launch one collective of copies and its wait.
+        launch_us: CPU time to gather or reduce one tensor, its wait included.
         compute_beside_communication, communication_beside_compute: slow-downs, as in ``[contention]``.
     """
 

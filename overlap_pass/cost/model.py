@@ -83,7 +83,7 @@ def price(
     for op in program.ops:
         if op.kind is OpKind.LAUNCH and op.collective is not None:
             duration_us[op.name] = collective_us(op.collective, hardware, placed.get(op.collective.group))
-            launch_us[op.name] = _launch_us(op.collective, hardware)
+            launch_us[op.name] = _launch_us(op, op.collective, hardware)
         elif op.kind is OpKind.COMPUTE:
             duration_us[op.name] = kernel_us(op, hardware)
             launch_us[op.name] = hardware.compute.kernel_launch_us
@@ -114,9 +114,10 @@ def _own_kernel_us(op: OpNode, hardware: Hardware) -> float:
     return hardware.compute.kernel_us + hardware.traffic_us(op.read_bytes + written_bytes)
 
 
-def _launch_us(collective: Collective, hardware: Hardware) -> float:
+def _launch_us(op: OpNode, collective: Collective, hardware: Hardware) -> float:
+    """A communicator takes several tensors in one call; each tensor that is copied costs calls of its own."""
     if collective.by_copy and hardware.copy_engine is not None:
-        return hardware.copy_engine.launch_us
+        return hardware.copy_engine.launch_us * max(1, len(op.inputs))
     return hardware.compute.collective_launch_us
 
 

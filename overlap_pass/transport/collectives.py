@@ -40,7 +40,7 @@ def finish_exchange(landed: Tensor, gradient: Tensor, total: Total, group_name: 
         from overlap_pass.transport.kernels import sum_pieces
 
         out = torch.empty(first.shape, dtype=total.dtype, device=first.device)
-        sum_pieces(first, landed[first.shape[0] :], out, total.factor(ranks), rank=0)
+        sum_pieces(landed, (landed, first.numel()), out, total.factor(ranks), (0, ranks))
         return out
     added = first.float()
     for piece in others:

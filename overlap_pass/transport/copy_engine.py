@@ -13,9 +13,9 @@ ranks the result is the same bit for bit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,9 @@ from overlap_pass.transport.total import Total
 
 __all__ = ["finish_exchange", "start_exchange", "start_gather"]
 
+# A training step calls these hundreds of times and the device waits for the host that does: no tensor is sliced where an
+# offset will do, and what depends on shapes alone is worked out once.
+
 
 class _Arrival(dist.Work):
     """What ``wait_tensor`` waits for: an event on the channel's stream, once for all results of a launch."""
@@ -36,10 +39,32 @@ class _Arrival(dist.Work):
     def __init__(self, event: torch.cuda.Event) -> None:
         super().__init__()
         self._event = event
+        self._waited: torch.cuda.Stream | None = None
 
     def wait(self, timeout: object = None) -> bool:
-        torch.cuda.current_stream().wait_event(self._event)
+        here = torch.cuda.current_stream()
+        if here != self._waited:
+            here.wait_event(self._event)
+            self._waited = here
         return True
+
+
+@dataclass(slots=True)
+class _Launch:
+    """Gradients that were sent together and share a place in the staging memory.
+
+    Attributes:
+        ticket: of the place, which is free when all of them are summed.
+        sent: this rank's copies are done.
+        left: those that are not summed yet.
+        awaited: the stream that has waited for the peers' pieces.
+    """
+
+    ticket: int
+    staging: SharedBuffer
+    sent: torch.cuda.Event
+    left: dict[int, _Landing] = field(default_factory=dict)
+    awaited: torch.cuda.Stream | None = None
 
 
 @dataclass(slots=True)
@@ -48,20 +73,14 @@ class _Landing:
 
     Attributes:
         gradient: what was sent, whose own rows are added to what arrives.
-        ticket: its place in the staging memory.
-        launch: the ticket that tells that all of its launch have arrived.
-        staging, offset: where the peers' pieces land.
-        sent: this rank's copies are done.
+        offset: where the peers' pieces land in the staging memory, in bytes.
         result: the sum, where its place was needed before it was asked for.
     """
 
+    launch: _Launch
     gradient: Tensor
     total: Total
-    ticket: int
-    launch: int
-    staging: SharedBuffer
     offset: int
-    sent: torch.cuda.Event
     result: Tensor | None = None
 
 
@@ -70,8 +89,7 @@ _landings: dict[int, _Landing] = {}
 
 
 def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str) -> list[Tensor]:
-    """The gathered parameters, each to be waited for with ``wait_tensor``; shards are read before this returns to the
-    stream's next kernel.
+    """The gathered parameters, each to be waited for with ``wait_tensor``; shards are read in the order of the stream.
 
     Args:
         shards: this rank's rows of each, contiguous, as many on each rank.
@@ -81,26 +99,20 @@ def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str) 
 
     line = channel(group_name, "gather", shards[0].device)
     here = torch.cuda.current_stream()
-    sizes = [shard.numel() * dtype.itemsize for shard in shards]
+    sizes = tuple(shard.numel() * dtype.itemsize for shard in shards)
     starts, total_bytes = _laid_out(sizes)
     staging = line.make_room(total_bytes)
     ticket = line.next_ticket()
     offset, after = line.reserve(total_bytes, ticket)
     for peer in line.peers:
         line.await_gone(here, peer, after)
-    results = [
-        torch.empty((shard.shape[0] * line.ranks, *shard.shape[1:]), dtype=dtype, device=shard.device)
-        for shard in shards
-    ]
-    own = [
-        result.view(-1)[line.rank * shard.numel() : (line.rank + 1) * shard.numel()]
-        for result, shard in zip(results, shards, strict=True)
-    ]
-    staged = [
-        staging.tensor[offset + start : offset + start + size].view(dtype)
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-    cast_to_both(shards, staged, own)
+    staged = staging.typed(dtype)
+    results = []
+    for shard, start in zip(shards, starts, strict=True):
+        rows, *others = shard.shape
+        result = torch.empty((rows * line.ranks, *others), dtype=dtype, device=shard.device)
+        cast_to_both(shard, (staged, (offset + start) // dtype.itemsize), (result, line.rank * shard.numel()))
+        results.append(result)
     line.stream.wait_event(here.record_event())
     line.tell_ready(ticket)
     for peer in line.peers:
@@ -118,7 +130,7 @@ def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str) 
 def start_exchange(gradients: Sequence[Tensor], total: Total, group_name: str) -> list[Tensor]:
     """Send each peer its rows of each gradient; a token for each gradient, to be finished with the same gradient.
 
-    Where the places in the staging memory are still taken by gradients that nobody has asked for, those are summed now: a
+    Where the place in the staging memory is still taken by gradients that nobody has asked for, those are summed now: a
     place that became free only behind this launch in the order of ops could keep all ranks waiting for ever.
 
     Args:
@@ -126,60 +138,76 @@ def start_exchange(gradients: Sequence[Tensor], total: Total, group_name: str) -
     """
     line = channel(group_name, "reduce", gradients[0].device)
     line.stream.wait_event(torch.cuda.current_stream().record_event())
-    pieces = [gradient.nbytes // line.ranks for gradient in gradients]
-    _, total_bytes = _laid_out([piece * (line.ranks - 1) for piece in pieces])
+    pieces = tuple(gradient.nbytes // line.ranks for gradient in gradients)
+    starts, total_bytes = _laid_out(tuple(piece * (line.ranks - 1) for piece in pieces))
     staging = line.make_room(total_bytes)
-    tickets = [line.next_ticket() for _ in gradients]
-    offsets = []
-    for gradient, piece, ticket in zip(gradients, pieces, tickets, strict=True):
-        offset, after = line.reserve(piece * (line.ranks - 1), ticket)
-        offsets.append(offset)
-        for landing in [landing for landing in _landings.values() if landing.staging is staging]:
-            if landing.ticket in after and landing.result is None:
-                landing.result = _sum(line, landing)
-        for peer in line.peers:
-            line.await_gone(line.stream, peer, after)
-            slot = line.rank if line.rank < peer else line.rank - 1
-            target = staging.addresses[peer] + offset + slot * piece
+    ticket = line.next_ticket()
+    offset, after = line.reserve(total_bytes, ticket)
+    _sum_early(line, staging, after)
+    for peer in line.peers:
+        line.await_gone(line.stream, peer, after)
+        slot = line.rank if line.rank < peer else line.rank - 1
+        for gradient, start, piece in zip(gradients, starts, pieces, strict=True):
+            target = staging.addresses[peer] + offset + start + slot * piece
             driver.copy(line.stream, target, gradient.data_ptr() + peer * piece, piece)
-    line.tell_ready(tickets[-1])
-    sent = line.stream.record_event()
-    tokens = [gradient.new_empty(1) for gradient in gradients]
-    for token, gradient, ticket, offset in zip(tokens, gradients, tickets, offsets, strict=True):
-        _landings[token.data_ptr()] = _Landing(gradient, total, ticket, tickets[-1], staging, offset, sent)
+    line.tell_ready(ticket)
+    launch = _Launch(ticket, staging, line.stream.record_event())
+    tokens = []
+    for gradient, start in zip(gradients, starts, strict=True):
+        token = gradient.new_empty(1)
+        address = token.data_ptr()
+        launch.left[address] = _landings[address] = _Landing(launch, gradient, total, offset + start)
+        tokens.append(token)
+    line.under_way[ticket] = launch
     return tokens
 
 
 def finish_exchange(token: Tensor, gradient: Tensor, total: Total, group_name: str) -> Tensor:
     """This rank's rows of the total of the ranks' gradients, once all have arrived."""
-    landing = _landings.pop(token.data_ptr())
+    address = token.data_ptr()
+    landing = _landings.pop(address)
     if landing.result is not None:
         return landing.result
-    return _sum(channel(group_name, "reduce", gradient.device), landing)
+    return _sum(channel(group_name, "reduce", gradient.device), address, landing)
 
 
-def _sum(line: Channel, landing: _Landing) -> Tensor:
-    """Add on the current stream, behind the arrival of all pieces, and free their place."""
+def _sum_early(line: Channel, staging: SharedBuffer, tickets: Sequence[int]) -> None:
+    """Sum what still lies in the places of ``tickets``."""
+    for ticket in tickets:
+        launch = line.under_way.get(ticket)
+        if launch is not None and launch.staging is staging:
+            for address, landing in list(launch.left.items()):
+                landing.result = _sum(line, address, landing)
+
+
+def _sum(line: Channel, address: int, landing: _Landing) -> Tensor:
+    """Add on the current stream, behind the arrival of all pieces; the last sum of a launch frees its place."""
     from overlap_pass.transport.kernels import sum_pieces
 
-    here = torch.cuda.current_stream()
-    for peer in line.peers:
-        line.await_ready(here, peer, landing.launch)
-    here.wait_event(landing.sent)  # the gradient's memory may be used again behind this
-    gradient = landing.gradient
-    rows = gradient.shape[0] // line.ranks
-    out = torch.empty((rows, *gradient.shape[1:]), dtype=landing.total.dtype, device=gradient.device)
-    size = (line.ranks - 1) * (gradient.nbytes // line.ranks)
-    landed = landing.staging.tensor[landing.offset : landing.offset + size].view(gradient.dtype)
-    own = gradient.narrow(0, line.rank * rows, rows)
-    sum_pieces(own, landed, out, landing.total.factor(line.ranks), line.rank)
-    if landing.staging is line.staging:  # nobody asks for places in memory that has been outgrown
-        line.tell_gone(here, landing.ticket)
+    here, launch, gradient = torch.cuda.current_stream(), landing.launch, landing.gradient
+    if here != launch.awaited:
+        for peer in line.peers:
+            line.await_ready(here, peer, launch.ticket)
+        here.wait_event(launch.sent)  # the gradients' memory may be used again behind this
+        launch.awaited = here
+    rows, *others = gradient.shape
+    rows //= line.ranks
+    out = torch.empty((rows, *others), dtype=landing.total.dtype, device=gradient.device)
+    landed = (launch.staging.typed(gradient.dtype), landing.offset // gradient.itemsize)
+    sum_pieces(gradient, landed, out, landing.total.factor(line.ranks), (line.rank, line.ranks))
+    del launch.left[address]
+    if not launch.left:
+        del line.under_way[launch.ticket]
+        if launch.staging is line.staging:  # nobody asks for places in memory that has been outgrown
+            line.tell_gone(here, launch.ticket)
     return out
 
 
-def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+@cache
+def _laid_out(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Where each of several pieces starts, and how many bytes they take together."""
-    aligned = [math.ceil(size / ALIGNMENT) * ALIGNMENT for size in sizes]
-    starts = [sum(aligned[:i]) for i in range(len(sizes))]
-    return starts, sum(aligned)
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // ALIGNMENT) * ALIGNMENT
+    return tuple(starts), end

@@ -6,40 +6,43 @@ engine need no copy into or out of a buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["cast_to_both", "sum_pieces"]
+__all__ = ["Place", "cast_to_both", "sum_pieces"]
+
+Place = tuple[Tensor, int]
+"""A tensor and an offset in elements: cheaper than a slice, which the host would have to make for each call."""
 
 _BLOCK = 4096
-_SMALL_BYTES = 1 << 20
 
 
 @triton.jit
-def _cast_to_both(source, first, second, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cast_to_both(source, first, first_at, second, second_at, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     value = tl.load(source + at, mask=inside).to(first.dtype.element_ty)
-    tl.store(first + at, value, mask=inside)
-    tl.store(second + at, value, mask=inside)
+    tl.store(first + first_at + at, value, mask=inside)
+    tl.store(second + second_at + at, value, mask=inside)
 
 
 @triton.jit
-def _sum_pieces(own, landed, out, scale, count, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum_pieces(  # type: ignore[no-untyped-def]
+    sent, landed, landed_at, out, scale, count, RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
+    own = at
+    beside = at + landed_at
     total = tl.zeros([BLOCK], dtype=tl.float32)
-    beside = at
     for rank in tl.static_range(RANKS):
         if rank == RANK:
-            piece = tl.load(own + at, mask=inside).to(tl.float32)
+            piece = tl.load(sent + own, mask=inside).to(tl.float32)
         else:
             piece = tl.load(landed + beside, mask=inside).to(tl.float32)
             beside += count
+        own += count
         if rank == 0:
             total = piece
         else:
@@ -47,30 +50,22 @@ def _sum_pieces(own, landed, out, scale, count, RANK: tl.constexpr, RANKS: tl.co
     tl.store(out + at, (total * scale).to(out.dtype.element_ty), mask=inside)
 
 
-def cast_to_both(sources: Sequence[Tensor], firsts: Sequence[Tensor], seconds: Sequence[Tensor]) -> None:
-    """Write each source, cast, to two contiguous places of as many elements.
-
-    Small ones go together in one launch of torch's: reading them twice costs less than launching for each.
-    """
-    small = [i for i, source in enumerate(sources) if source.nbytes < _SMALL_BYTES]
-    if small:
-        torch._foreach_copy_(
-            [firsts[i] for i in small] + [seconds[i] for i in small], [sources[i].view(-1) for i in small] * 2
-        )
-    for source, first, second in zip(sources, firsts, seconds, strict=True):
-        if source.nbytes >= _SMALL_BYTES:
-            count = source.numel()
-            _cast_to_both[(triton.cdiv(count, _BLOCK),)](source, first, second, count, BLOCK=_BLOCK)
+def cast_to_both(source: Tensor, first: Place, second: Place) -> None:
+    """Write a contiguous source, cast, to two places; both tensors have the dtype that it is cast to."""
+    count = source.numel()
+    grid = (-(-count // _BLOCK),)
+    _cast_to_both[grid](source, *first, *second, count, BLOCK=_BLOCK)
 
 
-def sum_pieces(own: Tensor, landed: Tensor, out: Tensor, scale: float, rank: int) -> None:
+def sum_pieces(sent: Tensor, landed: Place, out: Tensor, scale: float, rank: tuple[int, int]) -> None:
     """``out = scale * sum of the ranks' pieces``, added in float32 in the order of the ranks.
 
     Args:
-        own: this rank's piece, contiguous.
-        landed: the others' pieces, one after the other in the order of their ranks, ``[ranks - 1, own.numel()]``.
-        out: as many elements as ``own``, contiguous.
+        sent: this rank's gradient, contiguous: a piece for each rank.
+        landed: the others' pieces for this rank, one after the other in the order of their ranks.
+        out: one piece, contiguous.
+        rank: this rank, and how many there are.
     """
-    count = own.numel()
-    ranks = landed.numel() // max(count, 1) + 1
-    _sum_pieces[(triton.cdiv(count, _BLOCK),)](own, landed, out, scale, count, RANK=rank, RANKS=ranks, BLOCK=_BLOCK)
+    count = out.numel()
+    grid = (-(-count // _BLOCK),)
+    _sum_pieces[grid](sent, *landed, out, scale, count, RANK=rank[0], RANKS=rank[1], BLOCK=_BLOCK)

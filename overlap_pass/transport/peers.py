@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -51,7 +51,15 @@ class SharedBuffer:
                 "run with transport='nccl'"
             ) from error
         self.addresses: list[int] = list(self._handle.buffer_ptrs)
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
         _alive.add(self)
+
+    def typed(self, dtype: torch.dtype) -> torch.Tensor:
+        """The memory as elements of ``dtype``."""
+        found = self._typed.get(dtype)
+        if found is None:
+            found = self._typed[dtype] = self.tensor.view(dtype)
+        return found
 
 
 class Channel:
@@ -60,6 +68,10 @@ class Channel:
     Every rank makes the same calls in the same order, as for any collective; so tickets and places agree without talking.
     Each rank has a row of words for each thing that its peers tell it: *ready* (or arrived) counts tickets, one word a
     peer; *gone* tells which tenants of the staging memory have left, one word a ticket and peer.
+
+    Attributes:
+        peers: all other ranks, the next one first, so that no rank is everybody's first.
+        under_way: by ticket, what still lies in the staging memory.
     """
 
     def __init__(self, group_name: str, device: torch.device) -> None:
@@ -68,15 +80,12 @@ class Channel:
         self.group_name, self.device = group_name, device
         self.stream = torch.cuda.Stream(device)
         self.staging: SharedBuffer | None = None
+        self.peers = tuple((self.rank + step) % self.ranks for step in range(1, self.ranks))
+        self.under_way: dict[int, Any] = {}
         self._ring = Ring(0)
         self._ticket = 0
         self._ready = SharedBuffer(self.ranks * _WORD_BYTES, group_name, device)
         self._gone = SharedBuffer(_WORDS * self.ranks * _WORD_BYTES, group_name, device)
-
-    @property
-    def peers(self) -> Iterator[int]:
-        """All other ranks, the next one first, so that no rank is everybody's first."""
-        return ((self.rank + step) % self.ranks for step in range(1, self.ranks))
 
     def next_ticket(self) -> int:
         self._ticket += 1
