@@ -70,7 +70,7 @@ class Config:
         verify: ``"first_steps"`` runs both orders in the first steps and goes on with the faster one.
     """
 
-    strategy: Strategy = field(default_factory=lambda: parse("latest_start"))
+    strategy: Strategy = field(default_factory=lambda: parse("fill_gaps"))
     memory_budget: Budget = field(default_factory=lambda: Budget.parse(None))
     hardware: Hardware | None = None
     report: Path | None = None
@@ -107,7 +107,7 @@ class Config:
             return load_hardware(_DEFAULT_HARDWARE)
         for name in hardware_names():
             if re.search(rf"\b{re.escape(name)}\b", device_name, re.IGNORECASE):
-                return load_hardware(name)
+                return load_hardware(_as_connected(name))
         raise HardwareError(
             f"hardware='auto' knows no {device_name!r}: name the nearest of {', '.join(hardware_names())} or give the "
             "path of a .toml file"
@@ -140,6 +140,12 @@ class Config:
             "reshard": self.reshard,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _as_connected(name: str) -> str:
+    """The file for GPUs that reach each other through host memory, where NCCL is told so and there is one."""
+    staged = f"{name}-host-staged"
+    return staged if os.environ.get("NCCL_P2P_DISABLE") == "1" and staged in hardware_names() else name
 
 
 def _strategy(value: Any) -> Strategy:

@@ -17,7 +17,7 @@ from overlap_pass.registry import parse, spec
 
 def test_no_options_are_the_documented_defaults():
     for config in (Config(), Config.from_options(), Config.from_options({})):
-        assert spec(config.strategy) == "latest_start"
+        assert spec(config.strategy) == "fill_gaps"
         assert config.memory_budget == Fsdp2()
         assert config.hardware is None
         assert config.report is None
@@ -90,6 +90,13 @@ def test_what_is_not_accepted_is_named(options, message):
 )
 def test_auto_picks_the_hardware_by_the_name_of_the_device(device_name, expected):
     assert Config().hardware_for(device_name) == load_hardware(expected)
+
+
+def test_auto_hardware_knows_ranks_that_talk_through_host_memory(monkeypatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert Config().hardware_for("NVIDIA H200").name == "h200-host-staged"
+    # There is no such file for it.
+    assert Config().hardware_for("NVIDIA A100-SXM4-80GB").name == "a100"
 
 
 def test_auto_refuses_a_device_that_it_does_not_know():
