@@ -392,8 +392,8 @@ def after_backward(function: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
-def may_compile() -> bool:
-    """Whether Dynamo looks at the Python functions that are called now: under ``torch.compile``, outside of its graphs."""
+def may_compile(function: Callable[..., Any]) -> bool:
+    """Whether Dynamo would look at a Python function that is called now: under ``torch.compile``, outside of its graphs."""
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-    return get_eval_frame_callback() is not None
+    return get_eval_frame_callback() is not None and not getattr(function, "_torchdynamo_disable", False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp import compat
@@ -101,7 +102,7 @@ def _apply(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
             _exchange_hooks(module, spec, unit, journal)
     for module, own in reads.items():
         journal.set_entry(module.__dict__, READS, module.__dict__.get(READS, {}) | own)
-    units = dict.fromkeys(module for spec in specs for module in spec.view.modules)
+    units = dict.fromkeys(_home(module) for spec in specs for module in spec.view.modules)
     for module in units | reads | _holders(units, reads):
         names = tuple(sorted(reads.get(module, {})))
         journal.set_class(module, converted_class(compat.original_class(module), names, unit=module in units))
@@ -146,21 +147,40 @@ def _read(unit: Unit, parameter: ParameterSpec) -> ParameterRead:
     )
 
 
+def _home(module: nn.Module) -> nn.Module:
+    """Where a unit's hooks belong: graphs are traced through the wrapper of ``torch.compile(block)``, past its hooks."""
+    while isinstance(module, OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
 def _exchange_hooks(module: nn.Module, spec: UnitSpec, unit: Unit, journal: Journal) -> None:
     before, after = compat.forward_hooks(spec.view.state, module)
-    # Under their ids the hooks keep their places among the user's own.
-    journal.set_entry(module._forward_pre_hooks, before, unit.pre_forward)
-    journal.set_entry(module._forward_hooks, after, unit.post_forward)
+    home = _home(module)
+    if home is module:
+        # Under their ids the hooks keep their places among the user's own.
+        journal.set_entry(module._forward_pre_hooks, before, unit.pre_forward)
+    else:
+        journal.set_entry(module._forward_pre_hooks, before, _nothing)
+        journal.set_entry(module._forward_hooks, after, _nothing)
+        journal.set_class(module, compat.original_class(module))
+        journal.set_first(home._forward_pre_hooks, before, unit.pre_forward)
+        journal.set_entry(home._forward_pre_hooks_with_kwargs, before, True)
+    journal.set_entry(home._forward_hooks, after, unit.post_forward)
     # Also when forward raises, or the unit would count as running for ever.
-    journal.set_entry(module._forward_hooks_always_called, after, True)
-    journal.set_entry(module.__dict__, UNIT, unit)
+    journal.set_entry(home._forward_hooks_always_called, after, True)
+    journal.set_entry(home.__dict__, UNIT, unit)
     for managed in module.modules():
         for mapping, key in list(compat.fsdp_marks(managed)):
             journal.drop_entry(mapping, key)
 
 
+def _nothing(*_: object, **__: object) -> None:
+    """A hook in the place of another, which comes back there."""
+
+
 def _take_back(specs: tuple[UnitSpec, ...], journal: Journal) -> None:
-    units = [(spec, module, module.__dict__[UNIT]) for spec in specs for module in spec.view.modules]
+    units = [(spec, module, _home(module).__dict__[UNIT]) for spec in specs for module in spec.view.modules]
     journal.undo()
     for spec in specs:
         for parameter in spec.parameters:

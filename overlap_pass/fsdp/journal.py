@@ -32,6 +32,14 @@ class Journal:
         mapping[key] = value
         self._undo.append(lambda: _put_back(mapping, key, before))
 
+    def set_first(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        """A new entry in front of all others."""
+        others = list(mapping.items())
+        for name, _ in reversed(others):
+            self.drop_entry(mapping, name)
+        for name, entry in ((key, value), *others):
+            self.set_entry(mapping, name, entry)
+
     def drop_entry(self, mapping: MutableMapping[Any, Any], key: Any) -> None:
         before = mapping.pop(key)
         self._undo.append(lambda: _put_back(mapping, key, before))

@@ -108,7 +108,7 @@ class Unit:
         # Inside a graph nothing may be counted: Dynamo refuses side effects under activation checkpointing, and
         # is_compiling() already says what the count would.
         if not torch.compiler.is_compiling():
-            self._enter()
+            self._enter(module)
         if self.device is not None or self.input_dtype is not None:
             args, kwargs = map_tensors(self._admit, args), map_tensors(self._admit, kwargs)
         return args, kwargs
@@ -124,10 +124,10 @@ class Unit:
     _post_forward = post_forward
 
     @without_own_graph
-    def _enter(self) -> None:
+    def _enter(self, module: nn.Module) -> None:
         self.depth += 1
         self.run.forwards += 1
-        if self.depth == 1 and not may_compile():
+        if self.depth == 1 and not may_compile(module.forward):
             self.gather_all()
 
     @without_own_graph
