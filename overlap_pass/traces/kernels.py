@@ -30,6 +30,7 @@ from overlap_pass.traces.names import (
     is_collective_kernel,
     is_copy_kernel,
     is_helper,
+    is_peer_copy,
     issues_collective,
     shape_of,
 )
@@ -133,6 +134,8 @@ def _rule(event: Event, op: str, ranges: Sequence[Interval]) -> Rule | None:
     if issues_collective(op) or (event.category in _COPIES and copies_for_peers(op)):
         return Rule.LAUNCH
     if event.category in _KERNELS and is_collective_kernel(event.name):
+        return Rule.NAME
+    if event.category in _COPIES and is_peer_copy(event.name):
         return Rule.NAME
     if _is_inside(event, ranges):
         return Rule.ANNOTATION

@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["copies_for_peers", "is_collective_kernel", "is_copy_kernel", "is_helper", "issues_collective", "shape_of"]
+__all__ = [
+    "copies_for_peers",
+    "is_collective_kernel",
+    "is_copy_kernel",
+    "is_helper",
+    "is_peer_copy",
+    "issues_collective",
+    "shape_of",
+]
 
 _by_name = lru_cache(maxsize=1 << 14)
 
@@ -56,6 +64,15 @@ def shape_of(name: str, grid: str) -> str:
 def is_collective_kernel(kernel: str) -> bool:
     """Whether a kernel of this name is a collective's."""
     return bool(_COLLECTIVE_KERNEL.search(_function(kernel)))
+
+
+@_by_name
+def is_peer_copy(copy: str) -> bool:
+    """Whether a memory copy of this name goes from one device to another, which only communication does.
+
+    Kineto records no call of the driver that starts such a copy, so that no CPU op tells.
+    """
+    return copy.startswith("Memcpy PtoP")
 
 
 @_by_name

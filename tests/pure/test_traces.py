@@ -146,6 +146,22 @@ def test_copy_in_and_out_of_a_collective_compute_and_the_copy_that_it_issues_com
     ]
 
 
+def test_a_copy_between_devices_communicates_whoever_started_it(read: Callable[..., Capture]) -> None:
+    """Kineto records no call of the driver's own copies: nothing but their name tells what they are."""
+    capture = read(
+        device("Memcpy PtoP (Device -> Device)", 210, 5, stream=20, cat="gpu_memcpy"),
+        device("Memcpy DtoD (Device -> Device)", 220, 5, cat="gpu_memcpy"),
+        cpu("overlap_pass::exchange_start_coalesced", 300, 50),
+        launch(3, 310),
+        device("Memcpy DtoD (Device -> Device)", 400, 5, stream=21, cat="gpu_memcpy", correlation=3),
+    )
+    assert [(event.span.kind, event.rule, event.span.collective) for event in capture.events] == [
+        (SpanKind.COMMUNICATION, Rule.NAME, None),
+        (SpanKind.COPY, None, None),
+        (SpanKind.COMMUNICATION, Rule.LAUNCH, "reduce_scatter"),
+    ]
+
+
 def test_an_annotation_counts_on_its_own_stream_only(read: Callable[..., Capture]) -> None:
     capture = read(
         device("nccl:all_gather", 0, 10, stream=20, cat="gpu_user_annotation"),
