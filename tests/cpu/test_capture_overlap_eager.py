@@ -68,6 +68,54 @@ def from_meta() -> nn.Module:
     return model
 
 
+class LowRank(nn.Module):
+    """A frozen weight and a trainable correction of low rank, of fewer rows than some have ranks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, 1, bias=False), nn.Linear(1, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted() -> nn.Module:
+    """LoRA: the first and the last unit are frozen as a whole, those between but for their adapters."""
+    torch.manual_seed(0)
+    frozen = [nn.Linear(WIDTH, WIDTH).requires_grad_(False) for _ in range(2)]
+    model = nn.Sequential(frozen[0], LowRank(WIDTH), nn.Tanh(), LowRank(WIDTH), frozen[1])
+    for part in model:
+        if next(part.parameters(), None) is not None:
+            fully_shard(part, mp_policy=BF16)
+    return fully_shard(model, mp_policy=BF16)
+
+
+class Skipping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor, skipped: int) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            if number != skipped:
+                x = torch.tanh(layer(x))
+        return x
+
+
+def skipping() -> nn.Module:
+    torch.manual_seed(0)
+    model = Skipping()
+    for layer in model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def batch_and_layer_to_skip(model: nn.Module, number: int) -> tuple[Any, ...]:
+    """The same layer on every rank, another in each step, one of them twice."""
+    return (*float_batch(WIDTH, model, number), (3, 1, 3, 0, 1)[number])
+
+
 class Dropping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +182,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     "few rows, unused parameters": (few, Recipe(partial(float_batch, 4))),
     "from the meta device": (from_meta, LLAMA),
     "clipped gradients": (llama, Recipe(clip=0.01)),
+    "LoRA": (adapted, FLOATS),
+    "LoRA, reduced once": (adapted, Recipe(partial(float_batch, WIDTH), accumulate=2, reduced="once", steps=2)),
+    "layers that are skipped": (skipping, Recipe(batch_and_layer_to_skip, steps=5)),
 }
 RUNS = {
     **{name: partial(compare, build, recipe, "overlap_eager") for name, (build, recipe) in CASES.items()},
