@@ -25,6 +25,8 @@ from overlap_pass.schedule.coalescing import Group
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
+from overlap_pass.schedule.strategies.backward_post import BackwardPost
+from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import variants
 from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
@@ -142,7 +144,9 @@ def make_plan(
     target_bytes = None if coalesce == "auto" else 0 if coalesce == "off" else int(coalesce)
     if isinstance(strategy, AsWritten):  # asked to change nothing
         target_bytes = 0
-    chosen = choose(variants(program, written.price, target_bytes), strategy, written.graph_budget_bytes)
+    by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
+    found = variants(program, written.price, target_bytes, across_units=not by_unit)
+    chosen = choose(found, strategy, written.graph_budget_bytes)
     problem, order = chosen.variant.problem, chosen.schedule.order
     return Plan(
         program=problem.program,

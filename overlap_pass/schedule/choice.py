@@ -15,7 +15,8 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
                  smallest   made for these   not asked               what the strategy takes without a bound
 
 Rungs are asked from the least on, until an order is within ``_CLOSE`` of the bound, or until ``_PATIENCE`` rungs in a row gained
-less than that: more memory would buy next to nothing. Where that stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
+less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up. Where that
+stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
 quick orders are asked for.
 """
 
@@ -41,11 +42,12 @@ __all__ = ["Choice", "choose"]
 
 _log = logging.getLogger("overlap_pass")
 
-_RUNGS = (0.0, 0.0625, 0.125, 0.1875, 0.25, 0.375, 0.5, 0.75)
+_RUNGS = (0.0, 0.03125, 0.0625, 0.125, 0.25, 0.5)
 _ASKED_VARIANTS = 2
 _QUICK = LatestStart(margin=1.5)
 _CLOSE = 0.001
 _PATIENCE = 2
+_HOPELESS = 0.02
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,10 @@ def choose(found: Sequence[Variant], strategy: Strategy, budget_bytes: int | Non
         kept = next(option for option in safe if budget_bytes is None or option.peak_bytes <= budget_bytes)
         return Choice(kept.variant, kept.schedule)
     smallest_bytes = min(option.peak_bytes for option in safe)
-    own = []
-    for variant in bench.promising(found):
-        free = bench.option(variant, None)
-        most_bytes = smallest_bytes if free is None else free.peak_bytes
-        own += bench.climb(variant, _rungs(smallest_bytes, most_bytes, budget_bytes))
-        own += [] if free is None else [free]
+    asked = bench.promising(found)
+    free = [option for option in (bench.option(variant, None) for variant in asked) if option is not None]
+    most_bytes = max((option.peak_bytes for option in free), default=smallest_bytes)
+    own = [*bench.climb(asked, _rungs(smallest_bytes, most_bytes, budget_bytes)), *free]
     at_hand = [o for o in (*safe, *own) if budget_bytes is None or o.needed_bytes <= budget_bytes]
     best = _best(at_hand)
     why = () if not best.safe else _why_safe(strategy, best, own, budget_bytes)
@@ -118,6 +118,26 @@ def _best(options: Sequence[_Option]) -> _Option:
     return best
 
 
+@dataclass(slots=True)
+class _Climb:
+    """One variant on the ladder; ``done`` once more memory buys next to nothing."""
+
+    variant: Variant
+    bound_us: float
+    best_us: float = math.inf
+    idle: int = 0
+
+    def note(self, option: _Option | None) -> None:
+        """The order for the next rung."""
+        if option is not None:
+            self.idle = 0 if option.score_us < self.best_us * (1 - _CLOSE) else self.idle + 1
+            self.best_us = min(self.best_us, option.score_us)
+
+    @property
+    def done(self) -> bool:
+        return self.best_us <= self.bound_us * (1 + _CLOSE) or self.idle == _PATIENCE
+
+
 class _Bench:
     """Asks the strategy and judges what it says, each order once."""
 
@@ -139,19 +159,18 @@ class _Bench:
         needed_bytes = max(known.peak_bytes, rung_bytes or 0)
         return replace(known, schedule=schedule, needed_bytes=needed_bytes)
 
-    def climb(self, variant: Variant, rungs: Iterator[int]) -> list[_Option]:
+    def climb(self, variants: Sequence[Variant], rungs: Iterator[int]) -> list[_Option]:
         """The strategy's orders for budgets from the least on, while more of it helps."""
         found: list[_Option] = []
-        best_us, idle = math.inf, 0
-        bound_us = self._score(variant).bound_us
+        climbs = [_Climb(variant, self._score(variant).bound_us) for variant in variants]
         for rung_bytes in rungs:
-            option = self.option(variant, rung_bytes)
-            if option is not None:
-                found.append(option)
-                idle = 0 if option.score_us < best_us * (1 - _CLOSE) else idle + 1
-                best_us = min(best_us, option.score_us)
-            if best_us <= bound_us * (1 + _CLOSE) or idle == _PATIENCE:
-                break
+            climbs = [climb for climb in climbs if not climb.done]
+            for climb in climbs:
+                option = self.option(climb.variant, rung_bytes)
+                climb.note(option)
+                found += [] if option is None else [option]
+            best_us = min((climb.best_us for climb in climbs), default=math.inf)
+            climbs = [climb for climb in climbs if climb.best_us <= best_us * (1 + _HOPELESS)]
         return found
 
     def promising(self, found: Sequence[Variant]) -> list[Variant]:

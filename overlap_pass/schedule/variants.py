@@ -47,22 +47,29 @@ class Variant:
 
 
 def variants(
-    program: Program, price: Callable[[Program], CostTable], target_bytes: int | None = None
+    program: Program,
+    price: Callable[[Program], CostTable],
+    target_bytes: int | None = None,
+    *,
+    across_units: bool = True,
 ) -> tuple[Variant, ...]:
     """The program as it came, then its variants; the order is that of ties.
 
     Args:
         price: prices of a program with joined launches.
-        target_bytes: the only size to try, across units where no launch has one; ``None`` for several, 0 for none.
+        target_bytes: the only size to try, across units where nothing within one joins; ``None`` for several, 0 for none.
+        across_units: whether launches of different units may become one.
     """
     as_came = Variant.of(program, (), price)
     if target_bytes is not None:
-        groups = (
-            (groups_of(program, target_bytes) or groups_of(program, target_bytes, across=True)) if target_bytes else ()
-        )
+        groups = groups_of(program, target_bytes) if target_bytes else ()
+        if target_bytes and across_units and not groups:
+            groups = groups_of(program, target_bytes, across=True)
         return (as_came, Variant.of(program, groups, price)) if groups else (as_came,)
     inside = dict.fromkeys(groups_of(program, size) for size in _UNIT_BYTES)
     found = [as_came, *(Variant.of(program, groups, price) for groups in inside if groups)]
+    if not across_units:
+        return tuple(found)
     least_us = min(variant.traffic_us for variant in found)
     across = dict.fromkeys(groups_of(program, size, across=True) for size in _ACROSS_BYTES)
     joined = [Variant.of(program, groups, price) for groups in across if groups and groups not in inside]
