@@ -49,6 +49,7 @@ SLOW = replace(
     _H100,
     name="slow",
     compute=replace(_H100.compute, kernel_us=20.0, matmul_ramp_us=20.0, kernel_launch_us=0.0, collective_launch_us=0.0),
+    copy_engine=None,
 )
 
 # -- models

@@ -130,9 +130,15 @@ def planned_tokens(program: Program, order: Sequence[str]) -> list[str]:
     return found
 
 
-LAUNCHED = re.compile(r"(\w+) = torch\.ops\._c10d_functional\.(all_gather|reduce_scatter|all_reduce)\w*\.default\(")
-PART = re.compile(r"(\w+) = (\w+)\[\d+\]$")
-WAITED = re.compile(r"torch\.ops\._c10d_functional\.wait_tensor\.default\((\w+)\)")
+LAUNCHED = re.compile(
+    r"(\w+) = torch\.ops\.(?:_c10d_functional|overlap_pass)\."
+    r"(all_gather|reduce_scatter|all_reduce|gather_start|exchange_start)\w*\.default\("
+)
+OURS = {"gather_start": "all_gather", "exchange_start": "reduce_scatter"}
+PART = re.compile(r"(\w+) = (\w+)(?:\[\d+\])?$")
+WAITED = re.compile(
+    r".*torch\.ops\.(?:_c10d_functional\.wait_tensor|overlap_pass\.exchange_finish)\.default\((\w+)[,)]"
+)
 MULTIPLIED = re.compile(r"extern_kernels\.(mm|addmm|bmm|baddbmm)\(")
 ATTENDED = re.compile(r"= torch\.ops\.aten\._scaled_dot_product\w*\.default\(")
 
@@ -144,7 +150,7 @@ def code_tokens(code: str) -> list[str]:
     for line in map(str.strip, code.splitlines()):
         if match := LAUNCHED.match(line):
             numbers[match[1]] = launches
-            found.append(f"{LAUNCH} {launches} {match[2]}")
+            found.append(f"{LAUNCH} {launches} {OURS.get(match[2], match[2])}")
             launches += 1
         elif match := WAITED.match(line):
             found.append(f"{WAIT} {numbers[match[1]]}")
@@ -163,6 +169,10 @@ CASES: dict[str, tuple[Callable[[], TinyLlama], dict[str, Any]]] = {
     "fp32": (lambda: llama(2, reshard_after_forward=True), {}),
     "bf16, a launch for each parameter": (lambda: llama(mp_policy=BF16), {"coalesce": "off"}),
     "bf16, coalesced launches": (lambda: llama(mp_policy=BF16), {"coalesce": 4096}),
+    "copies and exchanges": (
+        lambda: llama(mp_policy=BF16),
+        {"coalesce": 4096, "transport": "copy_engine", "reduction": "exchange"},
+    ),
     "gathered once": (lambda: llama(reshard_after_forward=False), {"coalesce": "off"}),
 }
 
