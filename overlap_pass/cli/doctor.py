@@ -119,7 +119,23 @@ def _examine_torch() -> Iterator[Finding]:
         yield Finding("nccl", "ok", ".".join(map(str, torch.cuda.nccl.version())))
     else:
         yield Finding("nccl", "failed", "torch was built without it: install the CUDA build of torch")
+    count = torch.cuda.device_count()
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    yield examine_peers(sum(torch.cuda.can_device_access_peer(a, b) for a, b in pairs), len(pairs))
     yield examine_connections(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+
+
+def examine_peers(reachable: int, pairs: int) -> Finding:
+    """Copy engines carry parameters where every GPU can reach the memory of every other."""
+    name = "copy engines"
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return Finding(name, "optional", "not used: NCCL_P2P_DISABLE=1 forbids access to peers")
+    if not pairs or reachable < pairs:
+        detail = (
+            f"not used: {reachable} of {pairs} pairs of GPUs reach each other's memory" if pairs else "one GPU only"
+        )
+        return Finding(name, "optional", detail)
+    return Finding(name, "ok", "all GPUs reach each other's memory")
 
 
 def examine_connections(setting: str | None) -> Finding:

@@ -89,3 +89,16 @@ def test_only_a_failure_gives_exit_code_1(monkeypatch, capsys, state, code):
     assert json.loads(capsys.readouterr().out)[1] == {"name": "x", "state": state, "detail": "y"}
     assert doctor.run(argparse.Namespace(json=False)) == code
     assert capsys.readouterr().out.splitlines()[0] == "ok        python  3.11"
+
+
+@pytest.mark.parametrize(
+    ("reachable", "pairs", "state"), [(2, 2, "ok"), (1, 2, "optional"), (0, 0, "optional"), (56, 56, "ok")]
+)
+def test_copy_engines_need_every_pair_of_gpus(reachable, pairs, state, monkeypatch) -> None:
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
+    assert doctor.examine_peers(reachable, pairs).state == state
+
+
+def test_copy_engines_are_not_used_where_access_is_forbidden(monkeypatch) -> None:
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert doctor.examine_peers(2, 2).state == "optional"
