@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(text: str, config: Config, programs: tuple[Program, ...], progress: Progress) -> Row:
-    from overlap_pass.planning import make_plan
+    from overlap_pass.planning import Plan, budget_within, make_plan
     from overlap_pass.registry import parse
     from overlap_pass.report.strategies_table import Row
 
@@ -66,10 +66,10 @@ def _row(text: str, config: Config, programs: tuple[Program, ...], progress: Pro
     strategy: Any = parse(text)
     began_s = time.perf_counter()
     try:
-        plans = [
-            make_plan(program, config.hardware_for(None), strategy, config.memory_budget, coalesce=config.coalesce)
-            for program in programs
-        ]
+        plans: list[Plan] = []
+        for program in programs:
+            budget = budget_within(config.memory_budget, program, plans)
+            plans.append(make_plan(program, config.hardware_for(None), strategy, budget, coalesce=config.coalesce))
     except OverlapPassError as error:
         return Row(text, planning_s=time.perf_counter() - began_s, refused=str(error))
     bound_us = sum(plan.bound.step_us for plan in plans)

@@ -97,14 +97,14 @@ def _sweep(
 
 
 def _point(programs: tuple[Program, ...], tokens: int, world: int, config: Config) -> Point:
-    from overlap_pass.planning import make_plan
+    from overlap_pass.planning import Plan, budget_within, make_plan
     from overlap_pass.report.sweep import Point
 
     hardware = config.hardware_for(None)
-    plans = [
-        make_plan(program, hardware, config.strategy, config.memory_budget, coalesce=config.coalesce)
-        for program in programs
-    ]
+    plans: list[Plan] = []
+    for program in programs:
+        budget = budget_within(config.memory_budget, program, plans)
+        plans.append(make_plan(program, hardware, config.strategy, budget, coalesce=config.coalesce))
     return Point(
         tokens=tokens,
         world_size=world,

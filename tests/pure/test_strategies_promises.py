@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +23,9 @@ from overlap_pass.memory.budget import Absolute, Unlimited
 from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import make_plan
 from overlap_pass.registry import parse, registry
-from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.placement import BEFORE, Placement, place
 from overlap_pass.schedule.room import Room
-from overlap_pass.schedule.types import Problem, Strategy
+from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.verify import violations
 from tests.pure.programs import fsdp_programs, priced
 
@@ -39,7 +40,22 @@ SPECS = [
     for name in registry().names
     if name != "exact" or find_spec("ortools") is not None
 ]
-every_strategy = pytest.mark.parametrize("strategy", [parse(text) for text in SPECS], ids=lambda s: s.name)
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """Somebody else's strategy, which knows neither prices nor memory: every gather at the very start."""
+
+    name: ClassVar[str] = "all_at_once"
+
+    def schedule(self, problem: Problem) -> Schedule:
+        placement = Placement(problem.dag)
+        first = placement.anchors[0]
+        order = place(placement, {move.launch: (first, BEFORE, 0) for move in placement.moves})
+        return Schedule(self.name, tuple(problem.program.ops[position].name for position in order))
+
+
+every_strategy = pytest.mark.parametrize("strategy", [*map(parse, SPECS), AllAtOnce()], ids=lambda s: s.name)
 
 
 def large(program: Program) -> Program:
