@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.fx as fx
 
+from compile_backends import roll_call
 from compile_backends.identity import capture_digest, source_digest
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
@@ -41,6 +44,7 @@ class Compilation:
         identity: digest of all that shapes a plan besides the graph, for compile caches.
         by_budget: with ``reshard="auto"``, the partitioner that decides what stays from forward to backward.
         plans: one per planned graph, in the order of compilation (forward first).
+        call: what the graph planned last launches, if ranks are to compare that before it runs.
     """
 
     config: Config
@@ -48,6 +52,7 @@ class Compilation:
     identity: str
     by_budget: PartitionByBudget | None = None
     plans: list[Plan] = field(default_factory=list)
+    call: roll_call.Call | None = None
 
     @classmethod
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
@@ -60,9 +65,10 @@ class Compilation:
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
+        self.call = None
         carry(graph, Carriers(self.config.transport, self.config.reduction))
         phase = phase_of(graph)
-        program = read_program(graph, phase, name=phase.value)
+        program = read_program(graph, phase, name=phase.value, pure=self.config.pure_namespaces)
         if not program.launches:
             return
         budget = self.config.memory_budget if self.by_budget is None else self.by_budget.budget
@@ -71,17 +77,23 @@ class Compilation:
             self.hardware,
             self.config.strategy,
             budget_within(budget, program, self.plans),
-            coalesce=self.config.coalesce,
+            launches=self.config.launches,
         )
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         self.plans.append(plan)
+        if roll_call.wanted():
+            self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)
         announce(plan)
         _log.info(plan.summary())
         for note in plan.notes:
             _log.info("%s: %s", plan.program.name, note)
         if self.config.report is not None and is_first_rank():
             self._report(self.config.report)
+
+    def guarded(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """The code of the graph planned last, behind a comparison of ranks where one is wanted."""
+        return run if self.call is None else roll_call.with_roll_call(run, self.call)
 
     def _report(self, path: Path) -> None:
         try:

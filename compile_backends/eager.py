@@ -33,7 +33,7 @@ def lower(
             return forward(arguments)
 
         run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return compilation.guarded(run)
 
     compiler = aot_autograd(
         fw_compiler=compile_graph, bw_compiler=compile_graph, partition_fn=compilation.by_budget or partition

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 import torch.fx as fx
 from torch._inductor import config as inductor_config
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 
+from compile_backends import roll_call
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
 from compile_backends.settle import Settle
@@ -82,7 +84,7 @@ def lower(
     gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation, mode: str | None
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor in the planned order."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     patches = {
         **mode_patches(mode),
@@ -101,7 +103,15 @@ def lower(
             )
         },
     }
-    return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+    if not roll_call.wanted():
+        return compile_fx(gm, example_inputs, config_patches=patches)  # type: ignore[no-any-return]
+
+    def compile_guarded(*args: Any, **options: Any) -> Any:
+        compilation.call = None
+        return compilation.guarded(compile_fx_inner(*args, **options))
+
+    with functorch_config.patch(enable_autograd_cache=False):  # it keeps Inductor's own objects only
+        return compile_fx(gm, example_inputs, inner_compile=compile_guarded, config_patches=patches)  # type: ignore[no-any-return]
 
 
 def _partitioner(compilation: Compilation) -> Any:
@@ -141,9 +151,10 @@ def _exists(name: str) -> bool:
 def _caching(config: Config) -> dict[str, Any]:
     """Tells AOTAutograd's cache that the capture's gather is pure (its code is part of the key).
 
-    A graph out of a cache was planned when it was put there: whoever wants a report gets it from a new plan.
+    A graph out of a cache was planned when it was put there: whoever wants a report, or a comparison of what ranks launch,
+    gets it from a new plan.
     """
-    if config.report is not None:
+    if config.report is not None or roll_call.wanted():
         return {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     setting = "unsafe_marked_cacheable_functions"
     if not _exists(setting):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from overlap_pass.cost.hardware import Hardware, hardware_names, load_hardware
 from overlap_pass.errors import HardwareError, OptionError
 from overlap_pass.memory.budget import Budget
 from overlap_pass.registry import parse, spec
+from overlap_pass.schedule.launches import Launches, LaunchOrder
 from overlap_pass.schedule.types import Strategy
 from overlap_pass.spec import nearest
 from overlap_pass.units import parse_bytes
@@ -65,6 +66,9 @@ class Config:
             (``"auto"``).
         reduction: how gradients are reduced: by the communicator (``"ring"``), or sent as they are and summed in
             float32 where they arrive (``"exchange"``); ``"auto"`` exchanges where that gives the same bits.
+        launch_order: how launches are ordered: the same on ranks whose graphs differ in compute (``"agreed"``), or by each
+            rank's own prices (``"priced"``), which needs graphs of the same sizes on all ranks.
+        pure_namespaces: namespaces of custom operators that do what their schema says and nothing else.
         reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
             the budget allows (``"auto"``).
         verify: ``"first_steps"`` runs both orders in the first steps and goes on with the faster one.
@@ -80,6 +84,12 @@ class Config:
     reduction: Reduction = "auto"
     reshard: Reshard = "user"
     verify: Verify = "off"
+    launch_order: LaunchOrder = "agreed"
+    pure_namespaces: tuple[str, ...] = ()
+
+    @property
+    def launches(self) -> Launches:
+        return Launches(self.coalesce, self.launch_order)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
@@ -138,6 +148,8 @@ class Config:
             "transport": self.transport,
             "reduction": self.reduction,
             "reshard": self.reshard,
+            "launch_order": self.launch_order,
+            "pure_namespaces": self.pure_namespaces,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -196,6 +208,16 @@ def _coalesce(value: Any) -> int | Literal["auto", "off"]:
     return size_bytes
 
 
+def _namespaces(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise OptionError(f"pure_namespaces={value!r} is no list of namespaces: write ['mylib']")
+    names = tuple(value)
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise OptionError(f"pure_namespaces: {name!r} is no namespace; of 'mylib::fused_norm' write 'mylib'")
+    return tuple(sorted(set(names)))
+
+
 def _one_of(option: str, accepted: tuple[str, ...]) -> Callable[[Any], Any]:
     def read(value: Any) -> str:
         if value not in accepted:
@@ -216,4 +238,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "reduction": _one_of("reduction", get_args(Reduction)),
     "reshard": _one_of("reshard", get_args(Reshard)),
     "verify": _one_of("verify", get_args(Verify)),
+    "launch_order": _one_of("launch_order", get_args(LaunchOrder)),
+    "pure_namespaces": _namespaces,
 }

@@ -17,6 +17,7 @@ __all__ = [
     "OptionError",
     "OverlapPassError",
     "PlanError",
+    "RanksDiffer",
     "TraceError",
     "TransportError",
     "UncapturedCollectives",
@@ -59,6 +60,10 @@ class InfeasibleBudget(PlanError):
 
 class IllegalSchedule(PlanError):
     """A schedule breaks a promise of the graph (data, mutation, random state, effects, groups, waits)."""
+
+
+class RanksDiffer(PlanError):
+    """Under ``OVERLAP_PASS_DEBUG=1``: ranks of one communicator are about to launch in different orders, or one is missing."""
 
 
 class ConversionError(OverlapPassError):

@@ -5,13 +5,11 @@ The stages are called here and nowhere else, so that the backend, the command li
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
@@ -20,10 +18,13 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
+from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import choose
 from overlap_pass.schedule.coalescing import Group
+from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.skeleton import hash_of, lines_of
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
@@ -33,11 +34,9 @@ from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Coalesce", "Plan", "bound_of", "budget_within", "make_plan"]
+__all__ = ["Plan", "bound_of", "budget_within", "make_plan"]
 
 _log = logging.getLogger("overlap_pass")
-
-Coalesce = Literal["auto", "off"] | int
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,12 @@ class Plan:
     @property
     def skeleton(self) -> str:
         """Hash of the launch order: ranks whose hashes agree issue the same collectives in the same order."""
-        launches = [self.program.op(n).collective for n in self.schedule.order if self.program.op(n).collective]
-        text = json.dumps([(c.kind, c.group, c.payload_bytes, c.dtype) for c in launches if c is not None])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hash_of(self.launch_lines)
+
+    @property
+    def launch_lines(self) -> tuple[str, ...]:
+        """A line for each launch, in the planned order."""
+        return lines_of(self.program, self.schedule.order)
 
     def summary(self) -> str:
         """One line for a log."""
@@ -123,17 +125,18 @@ def make_plan(
     strategy: Strategy,
     budget: Budget,
     *,
-    coalesce: Coalesce = "auto",
+    launches: Launches | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> Plan:
     """Plan one graph.
 
-    A schedule is used only if it is legal, keeps the budget and is not slower than the order as written in the
-    simulator; else the order as written is planned and a note says why. Which launches are joined is chosen together with
-    the order (ties: the fewest changes).
+    A schedule is used only if it is legal and keeps the budget. With ``"priced"`` launches it is also not slower than the
+    order as written in the simulator, else that order is planned and a note says why; and which launches are joined is
+    chosen together with the order (ties: the fewest changes). With ``"agreed"`` launches both are settled by what all ranks
+    see alike; a note says where this rank would have been faster in the order as written.
 
     Args:
-        coalesce: ``"off"``, ``"auto"`` (several sizes are tried) or bytes that a coalesced launch carries at least.
+        launches: how they may be joined and ordered.
         measured: op name → microseconds, over the cost model's.
 
     Raises:
@@ -141,25 +144,29 @@ def make_plan(
     """
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
-    target_bytes = None if coalesce == "auto" else 0 if coalesce == "off" else int(coalesce)
-    if isinstance(strategy, AsWritten):  # asked to change nothing
-        target_bytes = 0
+    launches = launches or Launches()
+    if isinstance(strategy, AsWritten):  # asked to change nothing; the order as written is that of all ranks
+        launches = Launches("off", "priced")
     by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
-    found = variants(program, written.price, target_bytes, across_units=not by_unit)
-    chosen = choose(found, strategy, written.graph_budget_bytes)
+    found = variants(program, written.price, launches.target_bytes, across_units=not by_unit)
+    if launches.order == "priced":
+        chosen = choose(found, strategy, written.graph_budget_bytes)
+    else:
+        chosen = choose_alike(found, Terms(strategy, budget, written.graph_budget_bytes), written.price)
     problem, order = chosen.variant.problem, chosen.schedule.order
+    after = simulate(problem.program, problem.costs, order, label="scheduled")
     return Plan(
         program=problem.program,
         coalesced=chosen.variant.groups,
         schedule=chosen.schedule,
         before=written.simulation,
-        after=simulate(problem.program, problem.costs, order, label="scheduled"),
+        after=after,
         memory_before=written.memory,
         memory_after=peak(problem.program, order, resident_bytes=budget.resident_bytes),
         budget_bytes=written.budget_bytes,
         bound=bound_of(problem, order),
         hardware=hardware.name,
-        notes=(*chosen.notes, *_unpriced(problem.costs)),
+        notes=(*chosen.notes, *_slower(written, after), *_unpriced(problem.costs)),
     )
 
 
@@ -214,6 +221,15 @@ def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:
     steps = [at[name] for name in fixed_compute(problem.program)]
     kept = all(first < second for first, second in itertools.pairwise(steps))
     return lower_bound(problem.dag, problem.costs, fixed=None if kept else ())
+
+
+def _slower(written: _Written, after: Simulation) -> tuple[str, ...]:
+    if after.step_us <= written.simulation.step_us:
+        return ()
+    return (
+        f"predicted at {format_us(after.step_us)}, the order as written at {format_us(written.simulation.step_us)}: all "
+        "ranks have to launch in one order, and that is made without this rank's prices",
+    )
 
 
 def _unpriced(costs: CostTable) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def _row(text: str, config: Config, programs: tuple[Program, ...], progress: Pro
         plans: list[Plan] = []
         for program in programs:
             budget = budget_within(config.memory_budget, program, plans)
-            plans.append(make_plan(program, config.hardware_for(None), strategy, budget, coalesce=config.coalesce))
+            plans.append(make_plan(program, config.hardware_for(None), strategy, budget, launches=config.launches))
     except OverlapPassError as error:
         return Row(text, planning_s=time.perf_counter() - began_s, refused=str(error))
     bound_us = sum(plan.bound.step_us for plan in plans)

@@ -104,7 +104,7 @@ def _point(programs: tuple[Program, ...], tokens: int, world: int, config: Confi
     plans: list[Plan] = []
     for program in programs:
         budget = budget_within(config.memory_budget, program, plans)
-        plans.append(make_plan(program, hardware, config.strategy, budget, coalesce=config.coalesce))
+        plans.append(make_plan(program, hardware, config.strategy, budget, launches=config.launches))
     return Point(
         tokens=tokens,
         world_size=world,

@@ -29,6 +29,8 @@ class EdgeKind(enum.StrEnum):
     """One of the two is opaque: the other (opaque, random, mutating or communicating) may not cross it."""
     ACTIVATION = "activation"
     """Both are launches of activation collectives, which keep their order over all groups."""
+    LAUNCH = "launch"
+    """Both are launches of a program whose launches keep their order (``Program.launches_fixed``)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ def build_dag(program: Program) -> DepGraph:
     _add_mutation(graph, program)
     _chain(graph, [op for op in program.ops if op.random], EdgeKind.RANDOM)
     _chain(graph, [op for op in program.launches if _is_activation(op)], EdgeKind.ACTIVATION)
+    if program.launches_fixed:
+        _chain(graph, list(program.launches), EdgeKind.LAUNCH)
     _add_fences(graph, program)
     return DepGraph(program, nx.freeze(graph))
 

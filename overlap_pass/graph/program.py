@@ -174,7 +174,8 @@ class Storage:
 class Program:
     """A graph in its order as written: ``ops[0]`` runs first and ``ops[-1]`` is the output.
 
-    Ops are topologically sorted. ``groups`` maps the labels ``"g0"``, … to the group's size.
+    Ops are topologically sorted. ``groups`` maps the labels ``"g0"``, … to the group's size. Where ``launches_fixed``, the
+    launches keep this order in every schedule (``schedule.agreement``).
     """
 
     name: str
@@ -182,6 +183,7 @@ class Program:
     ops: tuple[OpNode, ...]
     storages: tuple[Storage, ...]
     groups: Mapping[str, int] = field(default_factory=dict)
+    launches_fixed: bool = False
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -238,6 +240,7 @@ class Program:
             "ops": [asdict(op) for op in self.ops],
             "storages": [asdict(storage) for storage in self.storages],
             "groups": dict(self.groups),
+            "launches_fixed": self.launches_fixed,
         }
 
     @classmethod
@@ -248,6 +251,7 @@ class Program:
             ops=tuple(_op_from_json(op) for op in data["ops"]),
             storages=tuple(Storage(**storage) for storage in data["storages"]),
             groups=dict(data["groups"]),
+            launches_fixed=data.get("launches_fixed", False),
         )
 
 

@@ -8,7 +8,7 @@ result does not share its launch's storage, which would count every gathered par
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ UNBACKED_SIZE = 1024
 """Stands in for a size that is known only at run time, so that plans stay equal on every rank."""
 
 
-def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph") -> Program:
+def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph", pure: Collection[str] = ()) -> Program:
     """Read an ATen graph with ``meta["val"]`` on its nodes.
 
     Sizes are those of the rank that holds the largest shards, so that every rank reads the same (``graph.shards``).
@@ -50,11 +50,12 @@ def read_program(graph: fx.Graph, phase: Phase, *, name: str = "graph") -> Progr
         graph: functional or not, as AOTAutograd or Inductor's post-grad passes leave it.
         phase: decides which inputs the caller holds: all in forward, those named ``primals…`` in backward (the rest
             are saved activations and tangents, freed after their last reader).
+        pure: namespaces of custom operators that do what their schema says and nothing else; all others are opaque.
 
     Raises:
         GraphError: an unwaited collective result leaves the graph or is read, or a value has no metadata.
     """
-    reader = _Reader(phase)
+    reader = _Reader(phase, frozenset(pure))
     for node in graph.nodes:
         reader.read(node)
     ops, storages = on_the_largest_rank(assign_roles(reader.ops), reader.storages, reader.extents, reader.padded)
@@ -70,8 +71,8 @@ def phase_of(graph: fx.Graph) -> Phase:
 class _Reader:
     """State of one pass over the nodes, in graph order."""
 
-    def __init__(self, phase: Phase) -> None:
-        self.phase = phase
+    def __init__(self, phase: Phase, pure: frozenset[str]) -> None:
+        self.phase, self.pure = phase, pure
         self.ops: list[OpNode] = []
         self.storages: list[Storage] = []
         self.group_sizes: dict[str, tuple[str, int]] = {}
@@ -185,7 +186,7 @@ class _Reader:
                 _inputs(node),
                 storages,
                 random=targets.draws_random(node.target),
-                opaque=targets.is_opaque(node.target),
+                opaque=targets.is_opaque(node.target, self.pure),
             )
         return OpNode(
             name=node.name,
@@ -200,7 +201,7 @@ class _Reader:
             read_bytes=sum(_value_bytes(source) for source in node.all_input_nodes),
             written_bytes=_value_bytes(node),
             random=targets.draws_random(node.target),
-            opaque=targets.is_opaque(node.target),
+            opaque=targets.is_opaque(node.target, self.pure),
         )
 
     # -- memory

@@ -6,7 +6,7 @@ Only facts about operators stand here; how a graph is read with them is in ``gra
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
     "draws_random",
     "flop_formula",
     "goes_by_copy",
+    "group_of",
     "is_opaque",
     "is_wait",
     "runs_kernel",
@@ -114,6 +115,14 @@ def collective_kind(target: object) -> CollectiveKind | None:
     return _KINDS.get(_name(target), CollectiveKind.OTHER)
 
 
+def group_of(node: torch.fx.Node) -> str | None:
+    """Name of the process group that a node launches a collective on; ``None`` for any other node."""
+    if collective_kind(node.target) is None:
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return str({**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("group_name"))
+
+
 def is_wait(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -140,10 +149,10 @@ def draws_random(target: object) -> bool:
     return _name(target) in _RANDOM_HIGHER_ORDER or "philox" in _name(target)
 
 
-def is_opaque(target: object) -> bool:
-    """Whether a call may have effects that its schema does not tell."""
+def is_opaque(target: object, pure: Collection[str] = ()) -> bool:
+    """Whether a call may have effects that its schema does not tell; operators of the namespaces ``pure`` have none."""
     if isinstance(target, torch._ops.OpOverload):
-        return target.namespace not in KNOWN_NAMESPACES
+        return target.namespace not in KNOWN_NAMESPACES and target.namespace not in pure
     if target is operator.getitem or getattr(target, "__module__", "") in ("operator", "_operator", "math", "builtins"):
         return False
     if isinstance(target, torch._ops.HigherOrderOperator):

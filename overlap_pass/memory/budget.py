@@ -57,6 +57,10 @@ class Budget:
         """The bound in bytes, ``None`` where there is none; both with ``resident_bytes``."""
         raise NotImplementedError
 
+    def extra_over_written(self, program: Program) -> int | None:
+        """Bytes above the peak as written, where they do not depend on that peak; ``None`` if they do, or have no bound."""
+        return None
+
     @staticmethod
     def parse(value: Budget | str | int | float | None) -> Budget:
         """Read a budget as users write it; ``None`` is the default, ``fsdp2``.
@@ -149,6 +153,9 @@ class Extra(Budget):
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
         return as_written_peak_bytes + self.extra_bytes
 
+    def extra_over_written(self, program: Program) -> int | None:
+        return self.extra_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Factor(Budget):
@@ -179,6 +186,9 @@ class Beside(Budget):
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
         return self.budget.resolve(program, as_written_peak_bytes)
 
+    def extra_over_written(self, program: Program) -> int | None:
+        return self.budget.extra_over_written(program)
+
 
 @dataclass(frozen=True, slots=True)
 class Fsdp2(Budget):
@@ -199,6 +209,9 @@ class Fsdp2(Budget):
         return f"fsdp2+{_spell(self.extra_bytes)}" if self.extra_bytes else "fsdp2"
 
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
+        return as_written_peak_bytes + self.extra_over_written(program)
+
+    def extra_over_written(self, program: Program) -> int:
         gathered_bytes: Counter[str] = Counter()
         for op in program.launches:
             collective = op.collective
@@ -208,4 +221,4 @@ class Fsdp2(Budget):
                 key = f"launch {op.name}" if collective.unit is None else f"unit {collective.unit}"
                 gathered_bytes[key] += collective.payload_bytes
         units_bytes = sum(size_bytes for _, size_bytes in gathered_bytes.most_common(2))
-        return as_written_peak_bytes + units_bytes + self.extra_bytes
+        return units_bytes + self.extra_bytes

@@ -166,7 +166,7 @@ def plan_model(
     ):
         progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
         budget = budget_within(config.memory_budget if by_budget is None else by_budget.budget, program, plans)
-        plans.append(make_plan(program, hardware, config.strategy, budget, coalesce=config.coalesce))
+        plans.append(make_plan(program, hardware, config.strategy, budget, launches=config.launches))
     found = (
         ("ranks", f"{world_size} × {hardware.name}"),
         ("strategy", spec(config.strategy)),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from overlap_pass.graph.program import Role
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.types import Action, Decision
 
-__all__ = ["explain"]
+__all__ = ["explain", "told_again"]
+
+_AGREED = "the order that all ranks share"
 
 
 def explain(placement: Placement, order: tuple[int, ...], why: str) -> tuple[Decision, ...]:
@@ -27,6 +32,13 @@ def explain(placement: Placement, order: tuple[int, ...], why: str) -> tuple[Dec
             reason = _reason(placement, position, shift, why)
             decisions.append(Decision(program.ops[position].name, action, abs(shift), reason))
     return tuple(decisions)
+
+
+def told_again(placement: Placement, order: tuple[int, ...], decisions: Iterable[Decision]) -> tuple[Decision, ...]:
+    """Decisions made against another order of the same program, told against this placement's, with their reasons."""
+    why = {decision.op: decision.reason.rpartition("; ")[2] for decision in decisions}
+    told = explain(placement, order, "")
+    return tuple(replace(one, reason=f"{one.reason}{why.get(one.op, _AGREED)}") for one in told)
 
 
 def _reason(placement: Placement, position: int, shift: int, why: str) -> str:

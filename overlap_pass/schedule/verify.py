@@ -7,7 +7,8 @@ The order is replayed step by step against the state that each op needs:
 * reads and writes of one storage stand on the same side of each other as written (views and aliases included; a
   running collective reads its input and writes its output until its wait);
 * random draws and opaque ops keep their order, and nothing that communicates, draws or writes crosses an opaque op;
-* activation collectives keep their order over all groups; every launch keeps its waits.
+* activation collectives keep their order over all groups, and so do all launches where the program says so; every launch
+  keeps its waits.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
     found += _sequence("inputs", (op for op in program.ops if op.kind is OpKind.INPUT), at)
     found += _sequence("random draws", (op for op in program.ops if op.random), at)
     found += _sequence("activation collectives", (op for op in program.launches if _activation(op)), at)
+    if program.launches_fixed:
+        found += _sequence("launches in the order of all ranks", program.launches, at)
     found += _fences(program, at)
     found += _storages(program, at)
     return tuple(found)

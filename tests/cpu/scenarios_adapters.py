@@ -35,6 +35,7 @@ from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import make_plan
 from overlap_pass.registry import parse
 from overlap_pass.rewrite.reorder import reorder
+from overlap_pass.schedule.launches import Launches
 from overlap_pass.simulate.engine import simulate
 from overlap_pass.timeline.stats import measure
 from overlap_pass.traces.capture import read_trace, whole
@@ -42,6 +43,7 @@ from tests.cpu.test_backend_numerics import SLOW, watched_plans
 
 FOLDER = Path(__file__).parents[3] / "shared" / "scenarios"
 
+BY_PRICE = Launches("off", "priced")
 Seen = list[tuple[str, list[str], list[str], fx.GraphModule]]
 
 
@@ -62,7 +64,7 @@ def schedule(gm: fx.GraphModule, budget: str = "fsdp2", strategy: str = "latest_
     """
     before = copy.deepcopy(gm)
     program = _read(gm)
-    plan = make_plan(program, load_hardware("h100"), parse(strategy), Budget.parse(budget), coalesce="off")
+    plan = make_plan(program, load_hardware("h100"), parse(strategy), Budget.parse(budget), launches=Launches("off"))
     reorder(gm.graph, plan.schedule.order)
     gm.recompile()
     assert illegal(before, gm, program) == []
@@ -88,7 +90,7 @@ def priced(cost_us: Callable[[fx.Node], float]) -> Callable[[fx.GraphModule, int
     def within(gm: fx.GraphModule, extra_bytes: int) -> fx.GraphModule:
         program, measured = _read(gm), {node.name: cost_us(node) for node in gm.graph.nodes}
         budget = Budget.parse(f"+{extra_bytes}B")
-        plan = make_plan(program, SLOW, parse("latest_start"), budget, coalesce="off", measured=measured)
+        plan = make_plan(program, SLOW, parse("latest_start"), budget, launches=BY_PRICE, measured=measured)
         reorder(gm.graph, plan.schedule.order)
         return gm
 
@@ -124,7 +126,7 @@ def backend_factory(seen: Seen) -> Callable[..., Any]:
     """The eager lowering, which also says what it saw."""
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        compilation = _Watched.begin(gm, Config.from_options({"hardware": SLOW}))
+        compilation = _Watched.begin(gm, Config.from_options({"hardware": SLOW, "coalesce": "off"}))
         compilation.seen = seen
         return eager.lower(gm, example_inputs, compilation)
 

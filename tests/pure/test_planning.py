@@ -14,12 +14,14 @@ from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import make_plan
+from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.strategies import AsWritten, BackwardPre, LatestStart
 from overlap_pass.schedule.types import Problem, Schedule
 from tests.pure.programs import Builder
 
 MIB = 2**20
 H100 = load_hardware("h100")
+OFF = Launches("off", "priced")
 
 
 def chain(layers: int = 4, *, flops: int = 10**12) -> Program:
@@ -71,7 +73,7 @@ def test_a_budget_below_any_order_is_an_error_that_names_the_smallest_one() -> N
 def test_an_illegal_order_is_dropped_for_the_one_as_written(caplog) -> None:
     program = chain()
     wrong = (*program.order[:-3], program.order[-2], program.order[-3], program.order[-1])
-    plan = make_plan(program, H100, Fixed(wrong), Budget.parse("unlimited"), coalesce="off")
+    plan = make_plan(program, H100, Fixed(wrong), Budget.parse("unlimited"), launches=OFF)
     assert plan.schedule.order == program.order
     assert any("illegal" in note for note in plan.notes)
     assert any(record.levelname == "ERROR" for record in caplog.records), "loudly"
@@ -79,7 +81,7 @@ def test_an_illegal_order_is_dropped_for_the_one_as_written(caplog) -> None:
 
 def test_an_order_over_the_budget_is_dropped() -> None:
     program = chain()
-    plan = make_plan(program, H100, BackwardPre(depth=3), Budget.parse("1.0x"), coalesce="off")
+    plan = make_plan(program, H100, BackwardPre(depth=3), Budget.parse("1.0x"), launches=OFF)
     assert plan.memory_after.peak_bytes <= peak(program).peak_bytes
     assert any("over the budget" in note for note in plan.notes)
 
@@ -94,7 +96,7 @@ def test_a_slower_order_is_not_used() -> None:
     third = build.compute("mm2", second, size_bytes=MIB, flops=10**12)
     program = build.output(build.compute("use", third, build.wait("w", launch), size_bytes=MIB, flops=10**9))
     serial = ("x", "shard", "mm0", "mm1", "mm2", "ag", "w", "use", "output")
-    plan = make_plan(program, H100, Fixed(serial), Budget.parse("unlimited"), coalesce="off")
+    plan = make_plan(program, H100, Fixed(serial), Budget.parse("unlimited"), launches=OFF)
     assert plan.schedule.order == program.order
     assert any("order as written is kept" in note for note in plan.notes)
 

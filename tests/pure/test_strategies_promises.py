@@ -23,6 +23,7 @@ from overlap_pass.memory.budget import Absolute, Unlimited
 from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import make_plan
 from overlap_pass.registry import parse, registry
+from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.placement import BEFORE, Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
@@ -32,6 +33,8 @@ from tests.pure.programs import fsdp_programs, priced
 ROOT = Path(__file__).parents[2]
 H100 = load_hardware("h100")
 SCALE = 2**20
+PRICED = Launches(order="priced")
+"""With launches in the order of all ranks, one rank's prices promise less: see ``test_agreement``."""
 BLIND = ("as_written", "backward_post", "backward_pre")
 """Strategies that do not look at the budget: ``make_plan`` keeps it for them."""
 
@@ -106,7 +109,7 @@ def test_the_peak_keeps_every_budget_that_the_tight_order_keeps(strategy: Strate
 def test_a_plan_is_never_worse_than_as_written_and_keeps_its_budget(strategy: Strategy, data) -> None:
     program = large(data.draw(fsdp_programs()))
     budget_bytes = max(peak(program).peak_bytes + data.draw(st.integers(0, 30)) * SCALE, 1)
-    plan = make_plan(program, H100, strategy, Absolute(budget_bytes))
+    plan = make_plan(program, H100, strategy, Absolute(budget_bytes), launches=PRICED)
     assert plan.after.step_us <= plan.before.step_us
     assert plan.memory_after.peak_bytes <= budget_bytes
     assert plan.after.step_us >= plan.bound.step_us * (1 - 1e-9)
@@ -119,10 +122,12 @@ def test_more_budget_never_makes_a_longer_step(strategy: Strategy, data) -> None
     program = large(data.draw(fsdp_programs()))
     extra = sorted(data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=3)))
     steps_us = [
-        make_plan(program, H100, strategy, Absolute(max(smallest(program) + more * SCALE, 1))).after.step_us
+        make_plan(
+            program, H100, strategy, Absolute(max(smallest(program) + more * SCALE, 1)), launches=PRICED
+        ).after.step_us
         for more in extra
     ]
-    steps_us.append(make_plan(program, H100, strategy, Unlimited()).after.step_us)
+    steps_us.append(make_plan(program, H100, strategy, Unlimited(), launches=PRICED).after.step_us)
     assert steps_us == sorted(steps_us, reverse=True)
 
 

@@ -1,0 +1,201 @@
+"""One order of launches on every rank, fixed before any price is looked at.
+
+Ranks plan alone and must launch alike: a communicator whose members launch in different orders hangs, and so can two
+communicators with members in common. But ranks need not compute alike. Batches differ in shape, one rank pads, one
+recompiles: its prices, its memory and its number of ops are its own. So the order of launches is made of what no rank can
+see differently:
+
+- which collectives there are, on which communicator, and how large they are;
+- the order as written of their *events*: a gather's first reader, the op that a reduction waits for, an activation
+  collective itself.
+
+Events come in an order, not at a time, so that neither a size nor a number of ops between two of them counts::
+
+    events       use a   sum 1   use b   sum 2   use c   sum 3           gathers a b c, reductions 1 2 3
+    launches     a       b 1             c 2             3               room for one gather ahead
+
+Reductions and activation collectives keep their places among the events. Gathers go in the order of their first readers,
+each ahead of as many other launches as leave room: what is gathered ahead of its reader at any of them stays within an
+allowance of bytes. Everything else, at which op each launch stands above all, is decided by price and memory, rank by rank.
+
+The allowance is one FSDP unit (as FSDP2 prefetches), 256 MiB at least. Where the budget says how much it adds to the order
+as written (``fsdp2``, ``+2GiB``), the order must also *add* no more than that, counted in tensors that every rank has in the
+same size (:func:`added_bytes`); so it fits beside any rank's activations.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import Program, Role
+from overlap_pass.memory.ledger import Ledger, Lifetimes
+from overlap_pass.schedule.placement import AFTER, ANCHOR, BEFORE, WAITS, Key, Move, Placement, place
+
+__all__ = ["added_bytes", "agreed", "reference_costs"]
+
+_LEAST_ALLOWANCE_BYTES = 256 * 2**20
+"""Ahead of their readers even where units are small: an NVLink carries that much in about a millisecond."""
+
+
+def agreed(program: Program, share: float = 1.0) -> Program:
+    """The program in an order whose launches depend on collectives and on the order of their events alone.
+
+    Args:
+        share: of the allowance that gathers may use.
+    """
+    placement = Placement(build_dag(program))
+    order = place(placement, _wishes(placement, int(share * allowance(program))))
+    return replace(program, ops=tuple(program.ops[position] for position in order), launches_fixed=True)
+
+
+def allowance(program: Program) -> int:
+    """Bytes that gathers may be ahead where memory is no object: the largest unit, at least 256 MiB."""
+    unit_bytes: Counter[str] = Counter()
+    for op in program.launches:
+        if op.collective is not None and op.collective.role is Role.PARAMETER:
+            unit_bytes[op.collective.unit or f"launch {op.name}"] += op.collective.payload_bytes
+    return max(_LEAST_ALLOWANCE_BYTES, *unit_bytes.values(), 0)
+
+
+def added_bytes(written: Program, order: Program) -> int:
+    """The most that ``order`` holds above ``written``, where both compute in the same order.
+
+    Counted are the tensors that travel (shards and gradients, what is cast of them, sent, received and cut to size); the
+    others are the same in both. Ops that make or read one of these are compared one by one, and what is held between two of
+    them as a whole.
+    """
+    placement = Placement(build_dag(written))
+    free = [written.ops[position] for position in placement.free]
+    travel = {storage for op in free for storage in written.touched(op)}
+    fixed = {move.launch: move for move in placement.moves if move.launch not in placement.free}
+    for launch in fixed:
+        travel -= written.touched(written.ops[launch])
+    places = [p for p in placement.anchors if p in fixed or written.touched(written.ops[p]) & travel]
+    stops = {written.ops[p].name for p in (*places, *(wait for move in fixed.values() for wait in move.waits))}
+    pairs = zip(_most_held(written, travel, stops), _most_held(order, travel, stops), strict=True)
+    return max(0, *(later - before for before, later in pairs))
+
+
+def _most_held(program: Program, travel: Collection[int], stops: Collection[str]) -> list[int]:
+    """Bytes of ``travel`` held at most, alternately between two ops of ``stops`` and by one of them."""
+    storages = tuple(s if s.id in travel else replace(s, size_bytes=0) for s in program.storages)
+    lifetimes = Lifetimes(replace(program, storages=storages))
+    ledger = Ledger(lifetimes)
+    most_bytes = [ledger.live_bytes]
+    for position, op in enumerate(program.ops):
+        while_bytes = ledger.live_bytes + lifetimes.allocated[position]
+        ledger.advance(position)
+        if op.name in stops:
+            most_bytes += [while_bytes, ledger.live_bytes]
+        else:
+            most_bytes[-1] = max(most_bytes[-1], while_bytes)
+    return most_bytes
+
+
+def reference_costs(program: Program, costs: CostTable, compute_per_traffic: float) -> CostTable:
+    """Prices that are the same on every rank, to compare orders of one graph with.
+
+    Gathers and reductions keep theirs. Compute takes as long as what is gathered for it and reduced after it, times
+    ``compute_per_traffic``; activation collectives, whose sizes are those of a rank's batch, take no time. Of the CPU's time
+    only that for launches counts.
+    """
+    shared = {op.name for op in program.launches if op.collective and op.collective.role is not Role.ACTIVATION}
+    duration_us = {op.name: costs.duration_us[op.name] if op.name in shared else 0.0 for op in program.ops}
+    launch_us = {op.name: costs.launch_us[op.name] if op.name in shared else 0.0 for op in program.ops}
+    placement = Placement(build_dag(program))
+    for event in _events(placement):
+        launch, anchor = program.ops[event.move.launch], program.ops[event.anchor]
+        if launch.name in shared and anchor.collective is None:
+            duration_us[anchor.name] += compute_per_traffic * costs.duration_us[launch.name]
+    # Kernels, between which a collective may have to start, are this rank's: the anchors priced here are fewer.
+    return replace(costs, duration_us=duration_us, launch_us=launch_us, starts_between_kernels=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Where a collective's launch belongs if nothing is ahead of time.
+
+    Attributes:
+        anchor: position of the op: first reader, last source, or the launch itself; -1 before all ops.
+        rank: on which side of that op.
+    """
+
+    anchor: int
+    rank: int
+    move: Move
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return (self.anchor, self.rank, self.move.launch)
+
+
+def _events(placement: Placement) -> list[_Event]:
+    found = []
+    for move in placement.moves:
+        if move.launch not in placement.free:
+            found.append(_Event(move.launch, ANCHOR, move))
+        elif move.role is Role.PARAMETER:
+            found.append(_Event(move.deadline, BEFORE, move))
+        else:
+            found.append(_Event(move.release - 1, AFTER, move))
+    return sorted(found, key=lambda event: event.place)
+
+
+def _wishes(placement: Placement, allowance_bytes: int) -> dict[int, Key]:
+    """Wishes (see ``placement.place``) that put all launches into the agreed order."""
+    wishes: dict[int, Key] = {}
+    for sequence, (event, (anchor, rank)) in enumerate(_sequence(placement, allowance_bytes)):
+        if event.rank == ANCHOR:  # so that what it sends dies when it did
+            wishes.update({wait: (wait, WAITS, 0) for wait in event.move.waits})
+            continue
+        wishes[event.move.launch] = (anchor, rank, sequence)
+        if event.move.role is not Role.PARAMETER:
+            wishes.update(dict.fromkeys(event.move.waits, (anchor, rank, sequence)))
+    return wishes
+
+
+def _sequence(placement: Placement, allowance_bytes: int) -> Iterator[tuple[_Event, tuple[int, int]]]:
+    """Events in the agreed order of their launches, each with the anchor and the side of it where its launch goes."""
+    events = _events(placement)
+    others = [event for event in events if not _gathers(event)]
+    ahead_of = _ahead_of(placement.program, events, allowance_bytes)
+    waiting = [event for event in reversed(events) if _gathers(event)]
+    for number, other in enumerate(others):
+        while waiting and ahead_of[waiting[-1].move.launch] <= number:
+            gather = waiting.pop()
+            before_other = (other.anchor, BEFORE if other.rank == ANCHOR else other.rank)
+            yield gather, min((gather.anchor, gather.rank), before_other)
+        yield other, (other.anchor, other.rank)
+    for gather in reversed(waiting):
+        yield gather, (gather.anchor, gather.rank)
+
+
+def _gathers(event: _Event) -> bool:
+    return event.move.role is Role.PARAMETER and event.rank != ANCHOR
+
+
+def _ahead_of(program: Program, events: Sequence[_Event], allowance_bytes: int) -> Mapping[int, int]:
+    """Gather's launch → number of the first other event that it is launched ahead of."""
+    places = [event.place for event in events if not _gathers(event)]
+    left_bytes = [allowance_bytes] * len(places)
+    found: dict[int, int] = {}
+    front = 0
+    for gather in filter(_gathers, events):
+        size_bytes = _payload_bytes(program, gather.move)
+        exists = bisect_left(places, (gather.move.release - 1, AFTER, -1)) if gather.move.release else 0
+        at = bisect_left(places, gather.place)
+        while at > max(front, exists) and left_bytes[at - 1] >= size_bytes:
+            at -= 1
+            left_bytes[at] -= size_bytes
+        found[gather.move.launch] = front = max(at, front)
+    return found
+
+
+def _payload_bytes(program: Program, move: Move) -> int:
+    collective = program.ops[move.launch].collective
+    return 0 if collective is None else collective.payload_bytes

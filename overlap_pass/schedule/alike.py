@@ -1,0 +1,153 @@
+"""The choice of a plan among orders that all ranks launch alike.
+
+What decides about launches is the same on every rank: which are joined, and in which order they go
+(``schedule.agreement``). Candidates are told apart at reference prices and by the memory of what travels. What is left,
+where each launch stands, is chosen at this rank's prices in this rank's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import Program
+from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.ledger import peak
+from overlap_pass.schedule.agreement import added_bytes, agreed, reference_costs
+from overlap_pass.schedule.choice import Choice, choose
+from overlap_pass.schedule.explain import told_again
+from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.strategies.as_written import AsWritten
+from overlap_pass.schedule.strategies.backward_post import BackwardPost
+from overlap_pass.schedule.strategies.backward_pre import BackwardPre
+from overlap_pass.schedule.types import Problem, Schedule, Strategy
+from overlap_pass.schedule.variants import Variant
+from overlap_pass.simulate.engine import simulate
+
+__all__ = ["LOCAL", "Terms", "choose_alike"]
+
+_SHARES = (1.0, 0.5, 0.25, 0.0)
+
+_COMPUTE_PER_TRAFFIC = (1.0, 3.0)
+"""Steps that candidates are judged by: one that is half traffic, and one with little of it."""
+
+LOCAL = (
+    "the memory budget leaves no room for the order of launches that all ranks share; the one that fits is shared by ranks "
+    "whose graphs have the same sizes"
+)
+"""The note of a plan whose launches were ordered by local memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a plan has to keep.
+
+    Attributes:
+        budget: as the user said it.
+        budget_bytes: what it leaves for this graph on this rank, ``None`` for no bound.
+    """
+
+    strategy: Strategy
+    budget: Budget
+    budget_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Launches joined as in ``variant``, in an order that they keep."""
+
+    variant: Variant
+    ordered: Program
+
+
+def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Program], CostTable]) -> Choice:
+    """The strategy's best order among those whose launches every rank joins and orders in the same way.
+
+    1. Each variant with the largest share of the allowance that adds no more than the budget allows; the one that is best at
+       reference prices (ties: the fewest changes) is the order of all ranks.
+    2. If it does not fit on this rank, smaller shares, then the order as written, then that of least memory. These look at
+       local memory, and :data:`LOCAL` says so.
+
+    Args:
+        found: the program as it came, then what its launches could be joined to.
+    """
+    written = found[0]
+    bench = _Bench(written, terms, price)
+    shared = bench.best([bench.candidate(variant) for variant in found])
+    fitting = next(c for c in (shared, *_local(written, shared)) if _fits(c.ordered, terms.budget_bytes))
+    problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
+    chosen = choose([replace(fitting.variant, problem=problem)], terms.strategy, terms.budget_bytes)
+    notes = chosen.notes if fitting is shared else (*chosen.notes, LOCAL)
+    return Choice(fitting.variant, _against_written(chosen.schedule, fitting.variant.problem), notes)
+
+
+class _Bench:
+    """Makes and judges candidates by what no rank sees differently."""
+
+    def __init__(self, written: Variant, terms: Terms, price: Callable[[Program], CostTable]) -> None:
+        self._written, self._strategy, self._price = written, terms.strategy, price
+        self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
+
+    def candidate(self, variant: Variant) -> _Candidate:
+        """The first order that adds no more than the budget allows; where there is none, the order as written."""
+        for ordered in self._orders(variant):
+            if self._extra_bytes is None or added_bytes(self._written.problem.program, ordered) <= self._extra_bytes:
+                return _Candidate(variant, ordered)
+        return _as_written(self._written)
+
+    def _orders(self, variant: Variant) -> Iterator[Program]:
+        """FSDP's own policies look at no price and no memory: their order is all ranks' as it is. Else smaller shares."""
+        if isinstance(self._strategy, BackwardPre | BackwardPost):
+            yield _fixed(variant, self._strategy.schedule(variant.problem).order)
+        for share in _SHARES:
+            yield agreed(variant.problem.program, share)
+
+    def best(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """The one with the least sum of steps, each relative to the best one's; ties to the first."""
+        if len(candidates) == 1:
+            return candidates[0]
+        steps_us = [self._steps_us(candidate.ordered) for candidate in candidates]
+        least_us = [min(column) for column in zip(*steps_us, strict=True)]
+        scores = [sum(step / least for step, least in zip(row, least_us, strict=True) if least) for row in steps_us]
+        return candidates[scores.index(min(scores))]
+
+    def _steps_us(self, program: Program) -> list[float]:
+        costs = self._price(program)
+        return [simulate(program, reference_costs(program, costs, ratio)).step_us for ratio in _COMPUTE_PER_TRAFFIC]
+
+
+def _as_written(written: Variant) -> _Candidate:
+    return _Candidate(written, _fixed(written, written.problem.program.order))
+
+
+def _fixed(variant: Variant, order: Sequence[str]) -> Program:
+    program = variant.problem.program
+    return replace(program, ops=tuple(program.op(name) for name in order), launches_fixed=True)
+
+
+def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
+    """What may fit where the shared order does not; the last two are what any feasible budget allows."""
+    program = written.problem.program
+    for variant in (shared.variant, written) if shared.variant.groups else (written,):
+        for share in _SHARES[1:]:
+            yield _Candidate(variant, agreed(variant.problem.program, share))
+    yield _as_written(written)
+    tight = tuple(program.ops[position].name for position in Room.shared(written.problem).order)
+    yield _Candidate(written, _fixed(written, tight))
+
+
+def _fits(program: Program, budget_bytes: int | None) -> bool:
+    if budget_bytes is None or peak(program).peak_bytes <= budget_bytes:
+        return True
+    return Room.of(Placement(build_dag(program))).smallest_bytes <= budget_bytes
+
+
+def _against_written(schedule: Schedule, written: Problem) -> Schedule:
+    """The schedule with its moves told against the order as written, in which the agreed one is a move already."""
+    if schedule.strategy == AsWritten.name:
+        schedule = Schedule("agreed", schedule.order)
+    order = tuple(written.program.index[name] for name in schedule.order)
+    return replace(schedule, decisions=told_again(Placement.of(written), order, schedule.decisions))
