@@ -17,6 +17,7 @@ from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
 from overlap_pass.fsdp.gather import drop_unused_gathers
+from overlap_pass.fsdp.summary import captured
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, budget_within, make_plan
 from overlap_pass.profiling.environment import device_name, is_first_rank
@@ -43,6 +44,7 @@ class Compilation:
         hardware: what costs are taken from; the same on every rank.
         identity: digest of all that shapes a plan besides the graph, for compile caches.
         by_budget: with ``reshard="auto"``, the partitioner that decides what stays from forward to backward.
+        captured: what the graph gathers, in words; ``None`` for nothing.
         plans: one per planned graph, in the order of compilation (forward first).
         call: what the graph planned last launches, if ranks are to compare that before it runs.
     """
@@ -51,6 +53,7 @@ class Compilation:
     hardware: Hardware
     identity: str
     by_budget: PartitionByBudget | None = None
+    captured: str | None = None
     plans: list[Plan] = field(default_factory=list)
     call: roll_call.Call | None = None
 
@@ -61,7 +64,7 @@ class Compilation:
         carriers = Carriers(config.transport, config.reduction)
         identity = f"{source_digest()}-{config.digest}-{hardware.name}-{carriers.identity}-{capture_digest(gm)}"
         by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
-        return cls(config, hardware, identity, by_budget)
+        return cls(config, hardware, identity, by_budget, captured(gm))
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
@@ -106,5 +109,6 @@ class Compilation:
             ("torch", torch.__version__),
             ("strategy", spec(self.config.strategy)),
             ("hardware", self.hardware.name),
+            *(() if self.captured is None else (("captured", self.captured),)),
             *(() if self.by_budget is None else self.by_budget.setting()),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp.gather import GatherSpec
+from overlap_pass.fsdp.summary import summary
 from overlap_pass.fsdp.unit import ParameterRead, Unit
-from overlap_pass.units import format_bytes
 
 __all__ = ["READS", "UNIT", "OverlapModule", "converted_class", "describe"]
 
@@ -122,7 +122,7 @@ class OverlapModule:
         before = super().extra_repr()  # type: ignore[misc]
         backward = "gathered again in backward" if unit.reshard else "kept for backward"
         casts = [
-            f"; {what} cast to {_name(dtype)}"
+            f"; {what} cast to {str(dtype).removeprefix('torch.')}"
             for what, dtype in (("inputs", unit.input_dtype), ("outputs", unit.output_dtype))
             if dtype is not None
         ]
@@ -196,34 +196,11 @@ def _units(module: Any, *, recurse: bool) -> list[Unit]:
 
 
 def describe(model: Any, unit: Unit | None = None) -> str:
-    """The sharded parameters of a converted model, or of one unit in it, in a line.
-
-    ``30 parameters, 24.0 KiB gathered as bfloat16 over 4 ranks (group 1) × 2 replicas, gradients reduced as float32``
-    """
-    # By name, since tied parameters are read at several places.
-    found: dict[str, tuple[GatherSpec, torch.dtype]] = {}
+    """The sharded parameters of a converted model, or of one unit in it, in a line: see ``fsdp.summary``."""
+    found: dict[GatherSpec, torch.dtype] = {}  # a tied parameter is read at several places
     for module in model.modules():
         for name, read in module.__dict__.get(READS, {}).items():
             parameter = module._parameters.get(name)
             if parameter is not None and unit in (None, read.unit):
-                spec = GatherSpec.from_json(read.how)
-                found[spec.parameter] = spec, spec.gather_dtype(parameter.dtype)
-    if not found:
-        return "no parameters of its own"
-    specs = [spec for spec, _ in found.values()]
-    size = format_bytes(sum(torch.Size(spec.shape).numel() * dtype.itemsize for spec, dtype in found.values()))
-    gathered = _joined(_name(dtype) for _, dtype in found.values())
-    reduced = _joined(_name(spec.reduce_dtype or dtype) for spec, dtype in found.values())
-    ranks = _joined(f"{spec.shard_ranks} ranks (group {spec.shard_group})" for spec in specs)
-    replicas = _joined(f" × {spec.replicate_ranks} replicas" for spec in specs if spec.replicate_ranks > 1)
-    return (
-        f"{len(specs)} parameters, {size} gathered as {gathered} over {ranks}{replicas}, gradients reduced as {reduced}"
-    )
-
-
-def _joined(words: Iterable[str]) -> str:
-    return "/".join(sorted(set(words)))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+                found[GatherSpec.from_json(read.how)] = parameter.dtype
+    return summary(found)

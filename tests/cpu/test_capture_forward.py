@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+import torch.distributed as dist
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
@@ -129,6 +132,23 @@ def test_modules_without_own_parameters_go_back_too() -> None:
     before = footprint(model)
     overlap_pass.restore(overlap_pass.make_traceable(model))
     assert footprint(model) == before
+
+
+# -- what was captured
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_report_says_what_was_captured(checkpointed: bool, tmp_path: Path) -> None:
+    model = overlap_pass.make_traceable(fully_shard(Checkpointed() if checkpointed else Model(), mp_policy=BF16))
+    path = tmp_path / "report.json"
+    compiled = torch.compile(model, backend="overlap_eager", fullgraph=True, options={"report": str(path)})
+    compiled(torch.ones(2, WIDTH)).float().sum().backward()
+    # By hand: three linear layers of 6 by 6, or three times 6 by 8 and back, with biases, 2 bytes each.
+    parameters, size = (12, 2 * 3 * (8 * 6 + 8 + 6 * 8 + 6)) if checkpointed else (6, 2 * 3 * (6 * 6 + 6))
+    assert dict(json.loads(path.read_text())["setting"])["captured"] == (
+        f"1 units, {parameters} parameters, {size} B gathered as bfloat16 over 4 ranks (group "
+        f"{dist.group.WORLD.group_name}), gradients reduced as float32"
+    )
 
 
 # -- overlap_pass.shard

@@ -2,6 +2,22 @@
 
 Converted, compiled in one graph and scheduled, against eager FSDP2: three AdamW steps, every bit. The rows are those that
 ``test_backend_numerics`` does not have; ``test_fsdp_numerics`` has them without a schedule.
+
+Where faults that users of similar tools met are tried, by their numbers in ``../shared/scenarios/CASES.md`` (those that
+bring a model of their own run as they are in ``test_scenarios``, by the numbers that begin with S)::
+
+    S11 B04  dtypes mixed            test_scenarios; here "a module left out, a parameter of another dtype"
+    S13 B10  recomputed regions      test_scenarios; test_capture_forward; here "checkpointed", "selective"
+    S22      cut between units       test_scenarios; here "a graph break in a block"
+    S23 B43  no collective in sight  test_scenarios; test_fsdp_autoconvert; test_backend_inputs
+    S31      gathered and saved      test_scenarios; test_backend_order; test_capture_forward
+    S32 B11  accumulation            test_scenarios (each reduced); test_fsdp_accumulation (once)
+    S37 B21  layers that are skipped test_scenarios; here "layers that are skipped"
+    B19      frozen units            here "LoRA": the first and the last unit
+    B40      HSDP                    test_fsdp_meshes
+    B42      few gathers, other traffic  test_backend_numerics (reshard False); here "an all-to-all between two units"
+    B44      symbolic sizes          S14 in test_scenarios; here "sequence lengths that change"
+    B45      another model, no_grad  S18 in test_scenarios; here "evaluation, beside another model"
 """
 
 from __future__ import annotations
@@ -15,14 +31,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import overlap_pass
-from tests.cpu.models import TinyLlama, TinyLlamaConfig
+from tests.cpu.models import TinyLlama, TinyLlamaConfig, tokens
 from tests.cpu.ranks import Outcome, run_cases
 from tests.cpu.test_fsdp_numerics import BF16, columns, doors, few, grouped_llama, llama
-from tests.cpu.training import Recipe, adamw, compare, differences, float_batch, train
+from tests.cpu.training import Recipe, adamw, compare, differences, float_batch, token_batch, train
 
 WIDTH = 9
 
@@ -152,10 +169,10 @@ def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def with_masks(build: Callable[[], nn.Module], recipe: Recipe) -> tuple[list[str], int]:
+def with_masks(build: Callable[[], nn.Module], recipe: Recipe, *, fullgraph: bool = True) -> tuple[list[str], int]:
     """:func:`compare`, with the same random masks on both sides."""
     trainings = []
-    for compile in (lambda model: model, partial(torch.compile, backend="overlap_eager", fullgraph=True)):
+    for compile in (lambda model: model, partial(torch.compile, backend="overlap_eager", fullgraph=fullgraph)):
         model = build()
         optimizer = adamw(model)
         call = compile(model)
@@ -163,6 +180,76 @@ def with_masks(build: Callable[[], nn.Module], recipe: Recipe) -> tuple[list[str
         trainings.append(train(model, optimizer, recipe, call=call))
     expected, found = trainings
     return differences(expected, found), sum(g is not None and bool(g.any()) for g in found.gradients[0].values())
+
+
+class Routed(nn.Module):
+    """Rows go to the other rank and come back, as tokens do to experts, between two sharded layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.expert, self.after = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        group = dist.group.WORLD
+        there = all_to_all_single_autograd(self.before(x), None, None, group)
+        back = all_to_all_single_autograd(torch.tanh(self.expert(there)), None, None, group)
+        return self.after(back)
+
+
+def routed() -> nn.Module:
+    torch.manual_seed(0)
+    model = Routed()
+    for layer in (model.before, model.expert, model.after):
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def rows(model: nn.Module, number: int) -> tuple[Any, ...]:
+    return (torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(10 * number + dist.get_rank())),)
+
+
+def sentences(model: nn.Module, number: int) -> tuple[Any, ...]:
+    """Longer in every step."""
+    return (tokens(model.config, seed=10 * number + dist.get_rank(), length=6 + 3 * number),)
+
+
+def broken_in_pieces() -> tuple[list[str], int]:
+    """A graph break inside a block: several graphs, each with its own collectives, and numbers as ever."""
+    forward = Dropping.forward
+
+    def broken(block: Dropping, x: Tensor) -> Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        return forward(block, x)
+
+    def build() -> nn.Module:
+        model = checkpointed()
+        for block in model.blocks:
+            block.forward = broken.__get__(block)
+        model.forward = lambda x: model.blocks[2](model.blocks[1](model.blocks[0](x)))
+        return model
+
+    return with_masks(build, FLOATS, fullgraph=False)
+
+
+def evaluation_beside_another_model() -> tuple[list[str], int]:
+    """Training steps with an evaluation between them, and a model without a collective through the same backend."""
+    other = nn.Linear(WIDTH, WIDTH)
+    compiled_other = torch.compile(other, backend="overlap_eager", fullgraph=True)
+    reference, model = llama(), overlap_pass.make_traceable(llama())
+    compiled = torch.compile(model, backend="overlap_eager", fullgraph=True)
+    optimizers = [adamw(reference), adamw(model)]
+    wrong = []
+    for step in range(2):
+        recipe = Recipe(steps=1, first=step)
+        found = train(model, optimizers[1], recipe, call=compiled)
+        wrong += differences(train(reference, optimizers[0], recipe), found)
+        batch = token_batch(model, 50 + step)
+        with torch.no_grad():
+            wrong += [] if torch.equal(reference(*batch), compiled(*batch)) else ["evaluation"]
+        x = torch.ones(2, WIDTH)
+        wrong += [] if torch.equal(other(x), compiled_other(x)) else ["another model"]
+    return wrong, len(found.gradients[0])
 
 
 LLAMA, FLOATS = Recipe(), Recipe(partial(float_batch, WIDTH))
@@ -184,12 +271,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
     "clipped gradients": (llama, Recipe(clip=0.01)),
     "LoRA": (adapted, FLOATS),
     "LoRA, reduced once": (adapted, Recipe(partial(float_batch, WIDTH), accumulate=2, reduced="once", steps=2)),
+    "an all-to-all between two units": (routed, Recipe(rows)),
+    "sequence lengths that change": (llama, Recipe(sentences, steps=4)),
     "layers that are skipped": (skipping, Recipe(batch_and_layer_to_skip, steps=5)),
 }
 RUNS = {
     **{name: partial(compare, build, recipe, "overlap_eager") for name, (build, recipe) in CASES.items()},
     "checkpointed dropout": partial(with_masks, checkpointed, FLOATS),
     "selective checkpointing": partial(with_masks, partial(checkpointed, context_fn=SELECTIVE), FLOATS),
+    "a graph break in a block": broken_in_pieces,
+    "evaluation, beside another model": evaluation_beside_another_model,
 }
 
 
