@@ -1,0 +1,50 @@
+"""Twenty random models, each with the bits of eager FSDP2; two under Inductor in both orders.
+
+``python -m tests.bench.fuzz`` tries as many as you like; a seed that failed there is added here.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.bench.fuzz import against_fsdp2, against_inductor, judged
+from tests.bench.random_models import SPICES, draw
+from tests.cpu.ranks import Outcome, run_cases
+
+SEEDS = tuple(range(20))
+UNDER_INDUCTOR = (2, 13)
+BLOCKS = 2
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    eager = {f"eager {seed}": partial(against_fsdp2, seed, BLOCKS) for seed in SEEDS}
+    inductor = {f"inductor {seed}": partial(against_inductor, seed, 1) for seed in UNDER_INDUCTOR}
+    return run_cases({**eager, **inductor}, ranks=2, limit_s=900)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_random_model_has_the_bits_of_eager_fsdp2(seed: int, outcomes: dict[str, Outcome]) -> None:
+    assert judged(outcomes[f"eager {seed}"]) == "", draw(seed, BLOCKS)
+
+
+@pytest.mark.parametrize("seed", UNDER_INDUCTOR)
+def test_moving_launches_changes_no_bit_of_what_inductor_computes(seed: int, outcomes: dict[str, Outcome]) -> None:
+    assert judged(outcomes[f"inductor {seed}"]) == "", draw(seed, 1)
+
+
+def test_launches_did_move(outcomes: dict[str, Outcome]) -> None:
+    moved = [outcomes[f"eager {seed}"].values()[0].moved for seed in SEEDS]
+    assert sum(count > 0 for count in moved) >= len(SEEDS) // 2
+
+
+def test_the_models_have_all_of_what_is_to_be_tried() -> None:
+    drawn = [draw(seed, BLOCKS) for seed in SEEDS]
+    assert {one.meshes for one in drawn} == {"one", "two", "replicas", "shards"}
+    assert len({one.policy for one in drawn}) == 4
+    for trait in ("tied", "checkpointed", "frozen", "elsewhere"):
+        assert any(getattr(one, trait) for one in drawn), trait
+    assert any(len(one.order) > one.blocks for one in drawn), "a block that is called twice"
+    assert len(SPICES) == 10
