@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overlap_pass.cost.hardware import Hardware
@@ -20,7 +20,7 @@ from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import choose
-from overlap_pass.schedule.coalescing import Group
+from overlap_pass.schedule.coalescing import Group, apart
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
@@ -30,6 +30,7 @@ from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import variants
+from overlap_pass.schedule.verify import violations
 from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
@@ -153,6 +154,11 @@ def make_plan(
         chosen = choose(found, strategy, written.graph_budget_bytes)
     else:
         chosen = choose_alike(found, Terms(strategy, budget, written.graph_budget_bytes), written.price)
+    broken = violations(program, apart(chosen.schedule.order, chosen.variant.groups))
+    if broken:  # what was joined and how it is ordered, against the graph as it came
+        _log.error("%s: the plan is illegal and is dropped for the order as written: %s", program.name, broken[0])
+        safe = make_plan(program, hardware, AsWritten(), budget, measured=measured)
+        return replace(safe, notes=(*safe.notes, f"an illegal plan was dropped: {broken[0]}"))
     problem, order = chosen.variant.problem, chosen.schedule.order
     after = simulate(problem.program, problem.costs, order, label="scheduled")
     return Plan(

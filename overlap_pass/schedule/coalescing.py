@@ -13,6 +13,7 @@ itself.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import CollectiveKind, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.placement import Move, Placement
 
-__all__ = ["Group", "coalesce", "groups_of"]
+__all__ = ["Group", "apart", "coalesce", "groups_of"]
 
 _KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
@@ -51,6 +52,7 @@ def groups_of(program: Program, target_bytes: int, *, across: bool = False) -> t
 
     Packing order is the order of need (gathers) and of release (reductions): what is needed first is in the first
     launch. What stays alone is in no group. Gathers of activations are left alone, and so are collectives without a unit.
+    Nothing is joined across an opaque op.
 
     Args:
         across: neighbours of any units, and of none.
@@ -58,13 +60,14 @@ def groups_of(program: Program, target_bytes: int, *, across: bool = False) -> t
     open_runs: dict[tuple[object, ...], list[str]] = {}
     filled: dict[tuple[object, ...], int] = {}
     found: list[Group] = []
+    fences = list(itertools.accumulate(op.opaque for op in program.ops))
     moves = [move for move in Placement(build_dag(program)).moves if _may_join(program, move, across=across)]
     for move in sorted(moves, key=lambda move: (move.deadline, move.release, move.launch)):
         op = program.ops[move.launch]
         if op.collective is None:
             continue
         unit = None if across else op.collective.unit
-        key = (op.collective.kind, op.collective.group, op.collective.dtype, unit)
+        key = (op.collective.kind, op.collective.group, op.collective.dtype, unit, fences[move.launch])
         run = open_runs.setdefault(key, [])
         run.append(op.name)
         filled[key] = filled.get(key, 0) + op.collective.payload_bytes
@@ -128,6 +131,13 @@ def coalesce(program: Program, groups: Sequence[Group]) -> Program:
     owners = {member: group.launch for member, group in replaced.items()}
     storages = tuple(replace(s, owner=owners.get(s.owner, s.owner)) for s in program.storages)
     return replace(program, ops=_sorted(ops, keys), storages=storages)
+
+
+def apart(order: Sequence[str], groups: Sequence[Group]) -> tuple[str, ...]:
+    """An order of a program with joined launches as an order of the program as it came, each group in a row."""
+    members = {group.launch: group.members for group in groups}
+    parts = {group.part(member) for group in groups for member in group.members}
+    return tuple(one for name in order if name not in parts for one in members.get(name, (name,)))
 
 
 def _joined(group: Group, members: Sequence[OpNode]) -> OpNode:

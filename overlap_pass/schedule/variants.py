@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
-from overlap_pass.schedule.coalescing import Group, coalesce, groups_of
+from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
 from overlap_pass.schedule.types import Problem
+from overlap_pass.schedule.verify import violations
 
 __all__ = ["Variant", "variants"]
 
@@ -53,13 +54,20 @@ def variants(
     *,
     across_units: bool = True,
 ) -> tuple[Variant, ...]:
-    """The program as it came, then its variants; the order is that of ties.
+    """The program as it came, then its variants; the order is that of ties. What cannot be joined legally is left out.
 
     Args:
         price: prices of a program with joined launches.
         target_bytes: the only size to try, across units where nothing within one joins; ``None`` for several, 0 for none.
         across_units: whether launches of different units may become one.
     """
+    as_came, *joined = _tried(program, price, target_bytes, across_units)
+    return (as_came, *(v for v in joined if not violations(program, apart(v.problem.program.order, v.groups))))
+
+
+def _tried(
+    program: Program, price: Callable[[Program], CostTable], target_bytes: int | None, across_units: bool
+) -> tuple[Variant, ...]:
     as_came = Variant.of(program, (), price)
     if target_bytes is not None:
         groups = groups_of(program, target_bytes) if target_bytes else ()

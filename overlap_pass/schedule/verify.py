@@ -29,6 +29,7 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
     if found:
         return tuple(found)
     at = {name: step for step, name in enumerate(order)}
+    found += _unwaited(program)
     found += _data(program, at)
     found += _sequence("inputs", (op for op in program.ops if op.kind is OpKind.INPUT), at)
     found += _sequence("random draws", (op for op in program.ops if op.random), at)
@@ -52,6 +53,19 @@ def _permutation(program: Program, order: tuple[str, ...]) -> list[str]:
     if len(order) != len(program.ops):
         return [f"{len(order)} ops in the order, {len(program.ops)} in the program: some stand twice or are foreign"]
     return []
+
+
+def _unwaited(program: Program) -> list[str]:
+    """Ops other than waits that read what a launch returns, or a part of it: it may not be there yet, or leave the graph so."""
+    running = {op.name for op in program.launches}
+    found = []
+    for op in program.ops:
+        read = running.intersection(op.inputs)
+        if read and op.kind is OpKind.VIEW and op.target == "getitem":
+            running.add(op.name)
+        elif read and op.kind is not OpKind.WAIT:
+            found.append(f"{op.name} reads {', '.join(sorted(read))} without a wait")
+    return found
 
 
 def _data(program: Program, at: dict[str, int]) -> list[str]:

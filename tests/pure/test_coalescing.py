@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import OpKind, Phase, Program
 from overlap_pass.memory.ledger import peak
-from overlap_pass.schedule.coalescing import Group, coalesce, groups_of
+from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
+from overlap_pass.schedule.variants import variants
 from overlap_pass.schedule.verify import violations
 from overlap_pass.simulate.engine import simulate
 from tests.pure.programs import Builder, fsdp_programs, prices
@@ -109,3 +110,37 @@ def test_a_coalesced_program_is_legal_and_computes_with_the_same_ops(program, ta
 @pytest.mark.parametrize("target_bytes", [1, 60])
 def test_grouping_is_the_same_every_time(target_bytes) -> None:
     assert groups_of(one_block(), target_bytes) == groups_of(one_block(), target_bytes)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_nothing_is_joined_across_an_opaque_op(across: bool) -> None:
+    build = Builder()
+    value = build.input("x", 8, held=True)
+    for i in range(2):
+        weight = build.wait(f"w{i}", build.all_gather(f"ag{i}", build.input(f"shard{i}", 5), 10, unit="block"))
+        value = build.compute(f"mm{i}", value, weight, size_bytes=8)
+        value = build.compute(f"log{i}", value, size_bytes=8, opaque=True)
+    program = build.output(value)
+    assert groups_of(program, 100, across=across) == ()
+    assert violations(program, apart(coalesce(program, [Group(("ag0", "ag1"))]).order, [Group(("ag0", "ag1"))]))
+
+
+def test_what_would_move_a_write_by_being_joined_is_not_offered() -> None:
+    """The second gather sends what was overwritten before; the first must not wait for it, nor take it along."""
+    build = Builder()
+    value, buffer = build.input("x", 8, held=True), build.compute("buffer", build.input("y", 5), size_bytes=5)
+    first = build.wait("w0", build.all_gather("ag0", build.input("shard", 5), 10, unit="block"))
+    value = build.compute("mm0", value, first, size_bytes=8)
+    build.in_place("changed", buffer, value)
+    second = build.wait("w1", build.all_gather("ag1", buffer, 10, unit="block"))
+    program = build.output(build.compute("mm1", value, second, size_bytes=8))
+    joined = variants(program, lambda p: prices(p, {}), 100)[1:]
+    for variant in joined:
+        assert violations(program, apart(variant.problem.program.order, variant.groups)) == ()
+
+
+@given(program=fsdp_programs(), target=st.integers(1, 40), across=st.booleans())
+@settings(max_examples=100)
+def test_every_variant_is_a_legal_order_of_the_program_as_it_came(program, target, across) -> None:
+    for variant in variants(program, lambda p: prices(p, {}), target, across_units=across):
+        assert violations(program, apart(variant.problem.program.order, variant.groups)) == ()

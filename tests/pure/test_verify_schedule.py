@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import CollectiveKind, Role
+from overlap_pass.graph.program import CollectiveKind, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.verify import violations
 from tests.pure.programs import Builder, fsdp_programs, random_order
 
@@ -24,6 +26,102 @@ def swapped(order: tuple[str, ...], first: str, second: str) -> tuple[str, ...]:
 @settings(max_examples=150, deadline=None)
 def test_an_order_that_the_dependency_graph_allows_is_legal(program, seed) -> None:
     assert violations(program, random_order(build_dag(program), random.Random(seed))) == ()
+
+
+def legal(program: Program, order: tuple[str, ...]) -> bool:
+    """By brute force, pair by pair: what conflicts stands as written."""
+    at = {name: step for step, name in enumerate(order)}
+    ops = program.ops
+    pairs = ((one, other) for place, one in enumerate(ops) for other in ops[place + 1 :])
+    return all(at[one.name] < at[other.name] for one, other in pairs if _conflict(program, one, other))
+
+
+def _conflict(program: Program, one: OpNode, other: OpNode) -> bool:
+    kinds = {one.kind, other.kind}
+    if other.kind is OpKind.OUTPUT or kinds == {OpKind.INPUT} or one.name in (*other.inputs, other.launch):
+        return True
+    if (one.random and other.random) or (_batch(one) and _batch(other)):
+        return True
+    if program.launches_fixed and kinds == {OpKind.LAUNCH}:
+        return True
+    bound = [
+        op.opaque or op.random or bool(op.writes) or op.kind in (OpKind.LAUNCH, OpKind.WAIT) for op in (one, other)
+    ]
+    if all(bound) and (one.opaque or other.opaque):
+        return True
+    if OpKind.INPUT in kinds:
+        return False
+    return bool(set(one.writes) & program.touched(other) or set(other.writes) & program.touched(one))
+
+
+def _batch(op: OpNode) -> bool:
+    return op.collective is not None and op.collective.role is Role.ACTIVATION
+
+
+@given(program=fsdp_programs(), fixed=st.booleans(), data=st.data())
+@settings(max_examples=300)
+def test_a_corrupted_order_is_found_exactly_if_two_ops_that_conflict_have_changed_places(program, fixed, data) -> None:
+    """One op of the order as written moved anywhere: of all ways to break an order, the least."""
+    program = replace(program, launches_fixed=fixed)
+    names = list(program.order)
+    moved = names.pop(data.draw(st.integers(0, len(names) - 1)))
+    names.insert(data.draw(st.integers(0, len(names))), moved)
+    assert (violations(program, tuple(names)) == ()) is legal(program, tuple(names))
+
+
+def test_a_write_carried_across_a_write_through_an_alias_is_found() -> None:
+    build = Builder()
+    a = build.compute("a", build.input("x", 4), size_bytes=4)
+    build.in_place("doubled", build.view("v", a))
+    build.in_place("raised", build.view("u", a))
+    program = build.output(a)
+    assert any("change places" in found for found in violations(program, swapped(program.order, "doubled", "raised")))
+
+
+def test_opaque_ops_that_change_places_are_found() -> None:
+    """Effect tokens order such ops in the graph; where there are none, their order as written counts."""
+    build = Builder()
+    x = build.input("x", 4)
+    build.compute("log", x, opaque=True)
+    build.compute("count", x, opaque=True)
+    program = build.output(x)
+    assert any("crosses an opaque op" in found for found in violations(program, swapped(program.order, "log", "count")))
+
+
+def test_a_draw_that_crosses_an_opaque_op_is_found() -> None:
+    build = Builder()
+    x = build.input("x", 4)
+    program = build.output(build.compute("reseed", x, opaque=True), build.compute("drop", x, random=True))
+    assert any(
+        "crosses an opaque op" in found for found in violations(program, swapped(program.order, "reseed", "drop"))
+    )
+
+
+def test_a_reader_before_the_wait_is_found() -> None:
+    build = Builder()
+    weight = build.wait("w", build.all_gather("ag", build.input("shard", 4), 8))
+    program = build.output(build.compute("mm", weight))
+    assert any(
+        "mm reads w before it exists" in found for found in violations(program, swapped(program.order, "w", "mm"))
+    )
+
+
+@pytest.mark.parametrize("part", [False, True])
+def test_a_result_that_is_read_or_leaves_without_a_wait_is_found(part: bool) -> None:
+    """Also a part of a coalesced launch's."""
+    build = Builder()
+    result = build.all_gather("ag", build.input("shard", 4), 8)
+    if part:
+        result = build.view("part", result)
+    program = build.output(result)
+    ops = tuple(replace(op, target="getitem") if op.name == "part" else op for op in program.ops)
+    assert violations(replace(program, ops=ops), program.order) == (f"output reads {result} without a wait",)
+
+
+def test_an_op_that_is_not_of_the_program_is_found() -> None:
+    build = Builder()
+    program = build.output(build.compute("a", build.input("x", 4)))
+    assert "foreign" in violations(program, ("x", "stranger", "a", "output"))[0]
 
 
 def test_a_lost_op_is_found() -> None:
