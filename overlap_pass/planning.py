@@ -18,6 +18,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
+from overlap_pass.registry import parse
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import choose
 from overlap_pass.schedule.coalescing import Group, apart
@@ -131,10 +132,9 @@ def make_plan(
 ) -> Plan:
     """Plan one graph.
 
-    A schedule is used only if it is legal and keeps the budget. With ``"priced"`` launches it is also not slower than the
-    order as written in the simulator, else that order is planned and a note says why; and which launches are joined is
-    chosen together with the order (ties: the fewest changes). With ``"agreed"`` launches both are settled by what all ranks
-    see alike; a note says where this rank would have been faster in the order as written.
+    A schedule is used only if it is legal and keeps the budget. With ``"priced"`` launches it is not slower than the order as
+    written either, else that is planned and a note says why. With ``"agreed"`` ones, what is joined and the order of
+    launches are settled by what all ranks see alike; a note says where the order as written is faster here.
 
     Args:
         launches: how they may be joined and ordered.
@@ -145,9 +145,8 @@ def make_plan(
     """
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
-    launches = launches or Launches()
-    if isinstance(strategy, AsWritten):  # asked to change nothing; the order as written is that of all ranks
-        launches = Launches("off", "priced")
+    # Asked to change nothing; the order as written is that of all ranks.
+    launches = Launches("off", "priced") if isinstance(strategy, AsWritten) else launches or Launches()
     by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
     found = variants(program, written.price, launches.target_bytes, across_units=not by_unit)
     if launches.order == "priced":
@@ -156,9 +155,7 @@ def make_plan(
         chosen = choose_alike(found, Terms(strategy, budget, written.graph_budget_bytes), written.price)
     broken = violations(program, apart(chosen.schedule.order, chosen.variant.groups))
     if broken:  # what was joined and how it is ordered, against the graph as it came
-        _log.error("%s: the plan is illegal and is dropped for the order as written: %s", program.name, broken[0])
-        safe = make_plan(program, hardware, AsWritten(), budget, measured=measured)
-        return replace(safe, notes=(*safe.notes, f"an illegal plan was dropped: {broken[0]}"))
+        return _dropped(broken[0], make_plan(program, hardware, parse(AsWritten.name), budget, measured=measured))
     problem, order = chosen.variant.problem, chosen.schedule.order
     after = simulate(problem.program, problem.costs, order, label="scheduled")
     return Plan(
@@ -174,6 +171,12 @@ def make_plan(
         hardware=hardware.name,
         notes=(*chosen.notes, *_slower(written, after), *_unpriced(problem.costs)),
     )
+
+
+def _dropped(why: str, safe: Plan) -> Plan:
+    """The plan of the order as written, with what was wrong with the one that it stands in for."""
+    _log.error("%s: the plan is illegal and is dropped for the order as written: %s", safe.program.name, why)
+    return replace(safe, notes=(*safe.notes, f"an illegal plan was dropped: {why}"))
 
 
 @dataclass(frozen=True)
