@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 
 from compile_backends import roll_call
-from compile_backends.identity import capture_digest, source_digest
+from compile_backends.identity import capture_digest, rank_of_world, source_digest
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
@@ -62,7 +62,15 @@ class Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
         carriers = Carriers(config.transport, config.reduction)
-        identity = f"{source_digest()}-{config.digest}-{hardware.name}-{carriers.identity}-{capture_digest(gm)}"
+        shaped_by = (
+            source_digest(),
+            config.digest,
+            hardware.name,
+            carriers.identity,
+            rank_of_world(),
+            capture_digest(gm),
+        )
+        identity = "-".join(shaped_by)
         by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
         return cls(config, hardware, identity, by_budget, captured(gm))
 

@@ -7,12 +7,13 @@ import json
 from functools import cache
 from pathlib import Path
 
+import torch.distributed as dist
 import torch.fx as fx
 
 import overlap_pass
 from overlap_pass.graph.read import ANNOTATION
 
-__all__ = ["capture_digest", "source_digest"]
+__all__ = ["capture_digest", "rank_of_world", "source_digest"]
 
 
 @cache
@@ -24,6 +25,14 @@ def source_digest() -> str:
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def rank_of_world() -> str:
+    """Which rank this is. Ranks of a node share a cache directory, and their graphs differ in what no key of torch's tells:
+    shards of other sizes, and whatever a sharded op made of the rank's number."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return "0of1"
+    return f"{dist.get_rank()}of{dist.get_world_size()}"
 
 
 def capture_digest(gm: fx.GraphModule) -> str:

@@ -71,6 +71,9 @@ def test_objects_are_taken_as_they_are():
         ({"coalesce": True}, "coalesce=True is neither 'auto', 'off' nor a size"),
         ({"coalesce": 0}, "coalesce=0 is too small"),
         ({"coalesce": "of"}, "coalesce='of' is no size"),
+        ({"launch_order": "agred"}, "launch_order='agred' is not accepted: did you mean 'agreed'?"),
+        ({"pure_namespaces": "mylib"}, "pure_namespaces='mylib' is no list of namespaces: write ['mylib']"),
+        ({"pure_namespaces": ["mylib::norm"]}, "'mylib::norm' is no namespace; of 'mylib::fused_norm' write 'mylib'"),
     ],
 )
 def test_what_is_not_accepted_is_named(options, message):
@@ -121,6 +124,8 @@ def test_the_digest_is_that_of_the_meaning_and_not_of_the_spelling():
         {"hardware": "h100"},
         {"fsdp": "off"},
         {"coalesce": "off"},
+        {"launch_order": "priced"},
+        {"pure_namespaces": ["mylib"]},
     ],
 )
 def test_whatever_can_change_a_plan_changes_the_digest(options):
