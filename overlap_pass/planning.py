@@ -155,13 +155,7 @@ def make_plan(
         chosen = choose_alike(found, Terms(strategy, budget, written.graph_budget_bytes), written.price)
     broken = violations(program, apart(chosen.schedule.order, chosen.variant.groups))
     if broken:  # what was joined and how it is ordered, against the graph as it came
-<<<<<<< ours
         return _dropped(broken[0], make_plan(program, hardware, parse(AsWritten.name), budget, measured=measured))
-=======
-        _log.error("%s: the plan is illegal and is dropped for the order as written: %s", program.name, broken[0])
-        safe = make_plan(program, hardware, parse("as_written"), budget, measured=measured)
-        return replace(safe, notes=(*safe.notes, f"an illegal plan was dropped: {broken[0]}"))
->>>>>>> theirs
     problem, order = chosen.variant.problem, chosen.schedule.order
     after = simulate(problem.program, problem.costs, order, label="scheduled")
     return Plan(
