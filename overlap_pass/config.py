@@ -67,7 +67,9 @@ class Config:
         reduction: how gradients are reduced: by the communicator (``"ring"``), or sent as they are and summed in
             float32 where they arrive (``"exchange"``); ``"auto"`` exchanges where that gives the same bits.
         launch_order: how launches are ordered: the same on ranks whose graphs differ in compute (``"agreed"``), or by each
-            rank's own prices (``"priced"``), which needs graphs of the same sizes on all ranks.
+            rank's own prices (``"priced"``), which needs graphs of the same sizes on all ranks; ``"free"`` is that with
+            collectives of activations that may change places with each other.
+        communicators_in_flight: so many communicators at most have launches that are not waited for; ``None`` for no limit.
         pure_namespaces: namespaces of custom operators that do what their schema says and nothing else.
         reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
             the budget allows (``"auto"``).
@@ -85,11 +87,12 @@ class Config:
     reshard: Reshard = "user"
     verify: Verify = "off"
     launch_order: LaunchOrder = "agreed"
+    communicators_in_flight: int | None = None
     pure_namespaces: tuple[str, ...] = ()
 
     @property
     def launches(self) -> Launches:
-        return Launches(self.coalesce, self.launch_order)
+        return Launches(self.coalesce, self.launch_order, self.communicators_in_flight)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
@@ -103,7 +106,13 @@ class Config:
         for name in given:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}: {nearest(str(name), known)}")
-        return cls(**{name: _READERS[name](value) for name, value in given.items() if value is not None})
+        config = cls(**{name: _READERS[name](value) for name, value in given.items() if value is not None})
+        if config.communicators_in_flight is not None and config.launch_order != "agreed":
+            raise OptionError(
+                f"communicators_in_flight={config.communicators_in_flight} holds back launches in the order of all ranks, and "
+                f"launch_order={config.launch_order!r} has no such order: leave one of the two out"
+            )
+        return config
 
     def hardware_for(self, device_name: str | None) -> Hardware:
         """The hardware to price for, given the name of the model's CUDA device (``None`` on a CPU: h100).
@@ -149,6 +158,7 @@ class Config:
             "reduction": self.reduction,
             "reshard": self.reshard,
             "launch_order": self.launch_order,
+            "communicators_in_flight": self.communicators_in_flight,
             "pure_namespaces": self.pure_namespaces,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -208,6 +218,14 @@ def _coalesce(value: Any) -> int | Literal["auto", "off"]:
     return size_bytes
 
 
+def _communicators(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(
+            f"communicators_in_flight={value!r} is not accepted: a whole number from 1 on, or None for no limit"
+        )
+    return value
+
+
 def _namespaces(value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise OptionError(f"pure_namespaces={value!r} is no list of namespaces: write ['mylib']")
@@ -239,5 +257,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "reshard": _one_of("reshard", get_args(Reshard)),
     "verify": _one_of("verify", get_args(Verify)),
     "launch_order": _one_of("launch_order", get_args(LaunchOrder)),
+    "communicators_in_flight": _communicators,
     "pure_namespaces": _namespaces,
 }

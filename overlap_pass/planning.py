@@ -20,7 +20,7 @@ from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
 from overlap_pass.registry import parse
 from overlap_pass.schedule.alike import Terms, choose_alike
-from overlap_pass.schedule.choice import choose
+from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.coalescing import Group, apart
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.placement import Placement
@@ -142,35 +142,26 @@ def make_plan(
 
     Raises:
         InfeasibleBudget: no order of this graph fits; the message names the smallest budget that does.
+        PlanError: the limit on communicators in flight cannot be kept.
     """
+    launches = launches or Launches()
+    program = launches.bind(program)
+    if isinstance(strategy, AsWritten):  # asked to change nothing; the order as written is that of all ranks
+        launches = replace(launches, coalesce="off", order="priced")
+        program = replace(program, launches_fixed=launches.most_in_flight is not None)
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
-    # Asked to change nothing; the order as written is that of all ranks.
-    launches = Launches("off", "priced") if isinstance(strategy, AsWritten) else launches or Launches()
     by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
     found = variants(program, written.price, launches.target_bytes, across_units=not by_unit)
-    if launches.order == "priced":
-        chosen = choose(found, strategy, written.graph_budget_bytes)
-    else:
+    if launches.order == "agreed":
         chosen = choose_alike(found, Terms(strategy, budget, written.graph_budget_bytes), written.price)
+    else:
+        chosen = choose(found, strategy, written.graph_budget_bytes)
     broken = violations(program, apart(chosen.schedule.order, chosen.variant.groups))
     if broken:  # what was joined and how it is ordered, against the graph as it came
-        return _dropped(broken[0], make_plan(program, hardware, parse(AsWritten.name), budget, measured=measured))
-    problem, order = chosen.variant.problem, chosen.schedule.order
-    after = simulate(problem.program, problem.costs, order, label="scheduled")
-    return Plan(
-        program=problem.program,
-        coalesced=chosen.variant.groups,
-        schedule=chosen.schedule,
-        before=written.simulation,
-        after=after,
-        memory_before=written.memory,
-        memory_after=peak(problem.program, order, resident_bytes=budget.resident_bytes),
-        budget_bytes=written.budget_bytes,
-        bound=bound_of(problem, order),
-        hardware=hardware.name,
-        notes=(*chosen.notes, *_slower(written, after), *_unpriced(problem.costs)),
-    )
+        safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
+        return _dropped(broken[0], safe)
+    return written.plan(chosen)
 
 
 def _dropped(why: str, safe: Plan) -> Plan:
@@ -206,6 +197,24 @@ class _Written:
 
     def price(self, program: Program) -> CostTable:
         return price(program, self.hardware, measured=self.measured)
+
+    def plan(self, chosen: Choice) -> Plan:
+        """The order that was chosen, with its proof."""
+        problem, order = chosen.variant.problem, chosen.schedule.order
+        after = simulate(problem.program, problem.costs, order, label="scheduled")
+        return Plan(
+            program=problem.program,
+            coalesced=chosen.variant.groups,
+            schedule=chosen.schedule,
+            before=self.simulation,
+            after=after,
+            memory_before=self.memory,
+            memory_after=peak(problem.program, order, resident_bytes=self.resident_bytes),
+            budget_bytes=self.budget_bytes,
+            bound=bound_of(problem, order),
+            hardware=self.hardware.name,
+            notes=(*chosen.notes, *_slower(self, after), *_unpriced(problem.costs)),
+        )
 
 
 def _check_feasible(written: _Written) -> None:

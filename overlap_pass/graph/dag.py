@@ -13,6 +13,7 @@ from functools import cached_property
 
 import networkx as nx
 
+from overlap_pass.graph.in_flight import waited_before
 from overlap_pass.graph.program import OpKind, OpNode, Program, Role
 
 __all__ = ["DepGraph", "EdgeKind", "build_dag"]
@@ -31,6 +32,8 @@ class EdgeKind(enum.StrEnum):
     """Both are launches of activation collectives, which keep their order over all groups."""
     LAUNCH = "launch"
     """Both are launches of a program whose launches keep their order (``Program.launches_fixed``)."""
+    IN_FLIGHT = "in flight"
+    """A wait, and a launch on another communicator that must not be in flight beside it (``Program.most_in_flight``)."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,13 @@ def build_dag(program: Program) -> DepGraph:
     _add_data(graph, program)
     _add_mutation(graph, program)
     _chain(graph, [op for op in program.ops if op.random], EdgeKind.RANDOM)
-    _chain(graph, [op for op in program.launches if _is_activation(op)], EdgeKind.ACTIVATION)
+    if not program.activations_free:
+        _chain(graph, [op for op in program.launches if _is_activation(op)], EdgeKind.ACTIVATION)
     if program.launches_fixed:
         _chain(graph, list(program.launches), EdgeKind.LAUNCH)
+        for launch, waits in waited_before(program).items():
+            for wait in waits:
+                _link(graph, wait, launch, EdgeKind.IN_FLIGHT)
     _add_fences(graph, program)
     return DepGraph(program, nx.freeze(graph))
 

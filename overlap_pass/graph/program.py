@@ -174,8 +174,13 @@ class Storage:
 class Program:
     """A graph in its order as written: ``ops[0]`` runs first and ``ops[-1]`` is the output.
 
-    Ops are topologically sorted. ``groups`` maps the labels ``"g0"``, … to the group's size. Where ``launches_fixed``, the
-    launches keep this order in every schedule (``schedule.agreement``).
+    Ops are topologically sorted.
+
+    Attributes:
+        groups: the communicators' labels ``"g0"``, … with their numbers of ranks.
+        launches_fixed: the launches keep this order in every schedule (``schedule.agreement``).
+        activations_free: launches of activation collectives may change places with each other where data allow.
+        most_in_flight: so many communicators at most have launches that are not waited for yet; ``None`` for no limit.
     """
 
     name: str
@@ -184,6 +189,8 @@ class Program:
     storages: tuple[Storage, ...]
     groups: Mapping[str, int] = field(default_factory=dict)
     launches_fixed: bool = False
+    activations_free: bool = False
+    most_in_flight: int | None = None
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -241,6 +248,8 @@ class Program:
             "storages": [asdict(storage) for storage in self.storages],
             "groups": dict(self.groups),
             "launches_fixed": self.launches_fixed,
+            "activations_free": self.activations_free,
+            "most_in_flight": self.most_in_flight,
         }
 
     @classmethod
@@ -252,6 +261,8 @@ class Program:
             storages=tuple(Storage(**storage) for storage in data["storages"]),
             groups=dict(data["groups"]),
             launches_fixed=data.get("launches_fixed", False),
+            activations_free=data.get("activations_free", False),
+            most_in_flight=data.get("most_in_flight"),
         )
 
 

@@ -18,6 +18,7 @@ from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.agreement import added_bytes, agreed, reference_costs
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.explain import told_again
+from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
@@ -93,7 +94,7 @@ class _Bench:
 
     def candidate(self, variant: Variant) -> _Candidate:
         """The first order that adds no more than the budget allows; where there is none, the order as written."""
-        for ordered in self._orders(variant):
+        for ordered in filter(None, map(hold_back, self._orders(variant))):
             if self._extra_bytes is None or added_bytes(self._written.problem.program, ordered) <= self._extra_bytes:
                 return _Candidate(variant, ordered)
         return _as_written(self._written)
@@ -133,10 +134,12 @@ def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
     program = written.problem.program
     for variant in (shared.variant, written) if shared.variant.groups else (written,):
         for share in _SHARES[1:]:
-            yield _Candidate(variant, agreed(variant.problem.program, share))
+            ordered = hold_back(agreed(variant.problem.program, share))
+            if ordered is not None:
+                yield _Candidate(variant, ordered)
     yield _as_written(written)
     tight = tuple(program.ops[position].name for position in Room.shared(written.problem).order)
-    yield _Candidate(written, _fixed(written, tight))
+    yield _Candidate(written, kept_in_flight(_fixed(written, tight)))
 
 
 def _fits(program: Program, budget_bytes: int | None) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+from overlap_pass.graph.program import Program
+from overlap_pass.schedule.in_flight import kept_in_flight
 
 __all__ = ["Coalesce", "LaunchOrder", "Launches"]
 
 Coalesce = Literal["auto", "off"] | int
-LaunchOrder = Literal["agreed", "priced"]
+LaunchOrder = Literal["agreed", "priced", "free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +21,23 @@ class Launches:
     Attributes:
         coalesce: ``"off"``, ``"auto"`` (several sizes are tried) or bytes that a coalesced launch carries at least.
         order: ``"agreed"``, the same on ranks whose graphs differ in compute (``schedule.agreement``), or ``"priced"``, by this
-            rank's prices, for ranks whose graphs have the same sizes.
+            rank's prices, for ranks whose graphs have the same sizes; ``"free"`` is that with activation collectives that may
+            change places with each other.
+        most_in_flight: communicators with launches that are not waited for, at most; ``None`` for no limit.
     """
 
     coalesce: Coalesce = "auto"
     order: LaunchOrder = "agreed"
+    most_in_flight: int | None = None
+
+    def bind(self, program: Program) -> Program:
+        """The program with what its schedules have to keep, and may leave.
+
+        Raises:
+            PlanError: it cannot keep the limit.
+        """
+        free = self.order == "free"
+        return kept_in_flight(replace(program, activations_free=free, most_in_flight=self.most_in_flight))
 
     @property
     def target_bytes(self) -> int | None:

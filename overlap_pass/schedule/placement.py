@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.dag import DepGraph
+from overlap_pass.graph.dag import DepGraph, EdgeKind
 from overlap_pass.graph.program import Collective, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.types import Problem
 
@@ -116,10 +116,12 @@ class Placement:
         after: set[int] = set()
         todo = [launch]
         while todo:
-            for position in self.dag.predecessors[todo.pop()]:
+            follower = todo.pop()
+            for position in self.dag.predecessors[follower]:
                 op = ops[position]
                 if op.kind is OpKind.WAIT and op.launch is not None:
-                    after.add(index[op.launch])
+                    if self.dag.kinds(op.name, ops[follower].name) != {EdgeKind.IN_FLIGHT}:
+                        after.add(index[op.launch])
                 elif position in self.free and op.kind is not OpKind.LAUNCH and position not in head:
                     head.add(position)
                     todo.append(position)

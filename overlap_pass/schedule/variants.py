@@ -14,6 +14,7 @@ from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
+from overlap_pass.schedule.in_flight import hold_back
 from overlap_pass.schedule.types import Problem
 from overlap_pass.schedule.verify import violations
 
@@ -42,6 +43,7 @@ class Variant:
     @classmethod
     def of(cls, program: Program, groups: tuple[Group, ...], price: Callable[[Program], CostTable]) -> Variant:
         joined = coalesce(program, groups)
+        joined = hold_back(joined) or joined  # which is then left out
         costs = price(joined)
         traffic_us = sum(costs.duration_us[op.name] for op in joined.launches)
         return cls(groups, Problem(build_dag(joined), costs, None), traffic_us)

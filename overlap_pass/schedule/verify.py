@@ -7,8 +7,9 @@ The order is replayed step by step against the state that each op needs:
 * reads and writes of one storage stand on the same side of each other as written (views and aliases included; a
   running collective reads its input and writes its output until its wait);
 * random draws and opaque ops keep their order, and nothing that communicates, draws or writes crosses an opaque op;
-* activation collectives keep their order over all groups, and so do all launches where the program says so; every launch
-  keeps its waits.
+* activation collectives keep their order over all groups unless the program lets them loose, and so do all launches where
+  the program says so; every launch keeps its waits;
+* no more communicators are in flight than the program allows.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
     found += _data(program, at)
     found += _sequence("inputs", (op for op in program.ops if op.kind is OpKind.INPUT), at)
     found += _sequence("random draws", (op for op in program.ops if op.random), at)
-    found += _sequence("activation collectives", (op for op in program.launches if _activation(op)), at)
+    if not program.activations_free:
+        found += _sequence("activation collectives", (op for op in program.launches if _activation(op)), at)
     if program.launches_fixed:
         found += _sequence("launches in the order of all ranks", program.launches, at)
     found += _fences(program, at)
     found += _storages(program, at)
+    found += _in_flight(program, order)
     return tuple(found)
 
 
@@ -141,3 +144,26 @@ def _uses(program: Program, op: OpNode) -> set[int]:
     for name in sources:
         used |= set(program.op(name).storages)
     return used
+
+
+def _in_flight(program: Program, order: tuple[str, ...]) -> list[str]:
+    """Launches at which more communicators run than may; one runs until every wait of its launches has been."""
+    if program.most_in_flight is None:
+        return []
+    found = []
+    waits_left = {name: len(waits) for name, waits in program.waits_of.items()}
+    running: dict[str, set[str]] = {}
+    for op in map(program.op, order):
+        if op.collective is not None:
+            running.setdefault(op.collective.group, set()).add(op.name)
+            groups = sorted(group for group, launches in running.items() if launches)
+            if len(groups) > program.most_in_flight:
+                found.append(
+                    f"{op.name} puts {', '.join(groups)} in flight at once, more than {program.most_in_flight}"
+                )
+        elif op.launch is not None:
+            waits_left[op.launch] -= 1
+            if not waits_left[op.launch]:
+                for launches in running.values():
+                    launches.discard(op.launch)
+    return found

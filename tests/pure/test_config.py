@@ -72,6 +72,13 @@ def test_objects_are_taken_as_they_are():
         ({"coalesce": 0}, "coalesce=0 is too small"),
         ({"coalesce": "of"}, "coalesce='of' is no size"),
         ({"launch_order": "agred"}, "launch_order='agred' is not accepted: did you mean 'agreed'?"),
+        ({"communicators_in_flight": 0}, "communicators_in_flight=0 is not accepted: a whole number from 1 on"),
+        ({"communicators_in_flight": "2"}, "communicators_in_flight='2' is not accepted"),
+        (
+            {"communicators_in_flight": 1, "launch_order": "priced"},
+            "communicators_in_flight=1 holds back launches in the order of all ranks, and launch_order='priced' has no such",
+        ),
+        ({"memory_budget": "2GB x"}, "memory_budget='2GB x' is no budget"),
         ({"pure_namespaces": "mylib"}, "pure_namespaces='mylib' is no list of namespaces: write ['mylib']"),
         ({"pure_namespaces": ["mylib::norm"]}, "'mylib::norm' is no namespace; of 'mylib::fused_norm' write 'mylib'"),
     ],
@@ -125,6 +132,8 @@ def test_the_digest_is_that_of_the_meaning_and_not_of_the_spelling():
         {"fsdp": "off"},
         {"coalesce": "off"},
         {"launch_order": "priced"},
+        {"launch_order": "free"},
+        {"communicators_in_flight": 2},
         {"pure_namespaces": ["mylib"]},
     ],
 )
