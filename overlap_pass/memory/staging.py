@@ -15,7 +15,7 @@ def staging_bytes(program: Program) -> int:
 
     A gather stages this rank's part of the result, a reduction receives the parts of all other ranks.
     """
-    largest: dict[str, int] = {}
+    largest: dict[tuple[str, CollectiveKind], int] = {}
     for op in program.launches:
         collective = op.collective
         if collective is None or not collective.by_copy:
@@ -23,5 +23,6 @@ def staging_bytes(program: Program) -> int:
         part_bytes = collective.payload_bytes // collective.group_size
         gathers = collective.kind is CollectiveKind.ALL_GATHER
         staged_bytes = part_bytes if gathers else part_bytes * (collective.group_size - 1)
-        largest[collective.group] = max(largest.get(collective.group, 0), staged_bytes)
+        channel = (collective.group, collective.kind)
+        largest[channel] = max(largest.get(channel, 0), staged_bytes)
     return LAUNCHES_AT_ONCE * sum(largest.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 
 import torch
 
@@ -12,6 +13,7 @@ from overlap_pass.profiling.calibration_scale import Scale
 from overlap_pass.profiling.collective_rates import Group, beside_gemm
 from overlap_pass.profiling.stopwatch import Run, Stopwatch
 from overlap_pass.transport.choice import why_not_by_copy
+from overlap_pass.transport.places import WORDS, tenancies
 
 __all__ = ["copy_engine"]
 
@@ -58,9 +60,10 @@ def _gather(payload_bytes: int, group: Group, device: torch.device) -> tuple[tor
 
     shard = torch.zeros(math.ceil(payload_bytes / 2 / group.ranks), dtype=torch.bfloat16, device=device)
     name = group.process_group.group_name
+    places = cycle(tenancy.place for tenancy in tenancies([shard.nbytes] * WORDS))
 
     def gather() -> object:
-        (full,) = start_gather([shard], torch.bfloat16, name)
+        (full,) = start_gather([shard], torch.bfloat16, name, next(places))
         return torch.ops._c10d_functional.wait_tensor(full)
 
     return shard, gather
@@ -70,4 +73,4 @@ def _cast(shard: torch.Tensor) -> Run:
     from overlap_pass.transport.kernels import cast_to_both
 
     first, second = torch.empty_like(shard), torch.empty_like(shard)
-    return lambda: cast_to_both([shard], [first], [second])
+    return lambda: cast_to_both(shard, (first, 0), (second, 0))

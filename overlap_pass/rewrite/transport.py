@@ -45,7 +45,8 @@ _SUMMED = (torch.float32, torch.bfloat16)
 def carry(graph: fx.Graph, carriers: Carriers) -> None:
     """Replace, in place, the gathers of parameters and reductions of gradients that ``carriers`` takes over.
 
-    Only what the capture has noted as such is touched: collectives of activations stay with their communicator.
+    Only what the capture has noted as such is touched: collectives of activations stay with their communicator. Where copies
+    land is settled with the order of the graph, by ``rewrite.places``.
 
     Raises:
         OptionError: copy engines are asked for where they cannot work.
@@ -68,7 +69,7 @@ def _gather(graph: fx.Graph, node: fx.Node) -> None:
     sent, size, group_name = node.args
     shard = _uncast(sent) if _only_for(sent, node) else sent
     with graph.inserting_before(node):
-        start = graph.call_function(ops.GATHER_START, (shard, _value(node).dtype, size, group_name))
+        start = graph.call_function(ops.GATHER_START, (shard, _value(node).dtype, size, group_name, []))
     start.meta = dict(node.meta)
     node.replace_all_uses_with(start)
     graph.erase_node(node)
@@ -83,7 +84,7 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
     if not known or not carriers.exchanges(size, by_copy, halves=_value(gradient).itemsize < dtype.itemsize):
         return
-    how = (Total(reduce_op == "avg", dtype).spec, size, group_name, by_copy)
+    how: tuple[Any, ...] = (Total(reduce_op == "avg", dtype).spec, size, group_name, by_copy, [])
     with graph.inserting_before(node):
         if pad is not None:
             gradient = _again(graph, pad, gradient)

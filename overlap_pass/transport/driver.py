@@ -1,24 +1,69 @@
-"""Three calls of the CUDA driver that torch has no name for: write a word, wait for a word, copy, all in stream order.
+"""Three things that the CUDA driver does in stream order and torch has no name for: wait for words, write words, copy.
 
 None of them needs a multiprocessor: the words are read and written by the front end of the device, the copy is done by a
-copy engine. So they start while a GEMM holds every multiprocessor, where a kernel would have to wait until it drains.
+copy engine. So they start while a GEMM holds every multiprocessor, where a kernel would have to wait until it drains. All of
+them can be recorded in a CUDA graph.
 
-Source: CUDA driver API, "Stream Memory Operations" and ``cuMemcpyDtoDAsync``.
+Source: CUDA driver API, "Stream Memory Operations" (``cuStreamBatchMemOp``) and ``cuMemcpyDtoDAsync``.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from typing import Final
 
 import torch
 
 from overlap_pass.errors import TransportError
 
-__all__ = ["copy", "wait_word", "write_word"]
+__all__ = ["Words", "copy", "submit"]
 
-_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: (int32)(word - value) >= 0, so counters may wrap
-_WORD = 0xFFFFFFFF
+_WAIT, _WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32
+_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+_AT_ONCE = 256  # the most that one call takes
+
+
+class _Operation(ctypes.Structure):
+    """CUstreamBatchMemOpParams, whose waits and writes have the same layout."""
+
+    _fields_ = (
+        ("operation", ctypes.c_uint),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),  # a union with a 32-bit value
+        ("flags", ctypes.c_uint),
+        ("alias", ctypes.c_uint64),
+        ("pad", ctypes.c_uint64),
+    )
+
+
+class Words:
+    """Waits and writes of 32-bit words, of this device or a peer's, which a stream does one after the other.
+
+    A wait holds the stream until the word has the value. A write is done once all earlier work of the stream is done and
+    visible to whoever sees it.
+    """
+
+    def __init__(self, *, waits: Sequence[tuple[int, int]] = (), writes: Sequence[tuple[int, int]] = ()) -> None:
+        """Pairs of an address and a value; the waits come first."""
+        self.waits: Final = tuple(waits)
+        self.writes: Final = tuple(writes)
+        operations = [_Operation(_WAIT, address, value, _EQUAL) for address, value in waits]
+        operations += [_Operation(_WRITE, address, value, 0) for address, value in writes]
+        parts = [operations[start : start + _AT_ONCE] for start in range(0, len(operations), _AT_ONCE)]
+        self.calls: Final = tuple((len(part), (_Operation * len(part))(*part)) for part in parts)
+
+
+def submit(stream: torch.cuda.Stream, words: Words) -> None:
+    """Append to a stream what ``words`` says."""
+    for count, operations in words.calls:
+        _check(_driver().cuStreamBatchMemOp_v2(stream.cuda_stream, count, operations, 0), "cuStreamBatchMemOp")
+
+
+def copy(stream: torch.cuda.Stream, destination: int, source: int, size_bytes: int) -> None:
+    """Copy between two addresses, each of this device or a peer's."""
+    _check(_driver().cuMemcpyDtoDAsync_v2(destination, source, size_bytes, stream.cuda_stream), "cuMemcpyDtoDAsync")
 
 
 @cache
@@ -29,28 +74,9 @@ def _driver() -> ctypes.CDLL:
         raise TransportError(
             f"transport='copy_engine' needs the CUDA driver, which cannot be loaded: {error}"
         ) from error
-    word = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
-    library.cuStreamWriteValue32_v2.argtypes = word
-    library.cuStreamWaitValue32_v2.argtypes = word
+    library.cuStreamBatchMemOp_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
     library.cuMemcpyDtoDAsync_v2.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
     return library
-
-
-def write_word(stream: torch.cuda.Stream, address: int, value: int) -> None:
-    """Write a 32-bit word, of this device or a peer's, once all earlier work of the stream is done and visible."""
-    _check(_driver().cuStreamWriteValue32_v2(stream.cuda_stream, address, value & _WORD, 0), "cuStreamWriteValue32")
-
-
-def wait_word(stream: torch.cuda.Stream, address: int, value: int) -> None:
-    """Hold the stream until the 32-bit word at ``address`` has reached ``value`` (modulo 2**32)."""
-    _check(
-        _driver().cuStreamWaitValue32_v2(stream.cuda_stream, address, value & _WORD, _AT_LEAST), "cuStreamWaitValue32"
-    )
-
-
-def copy(stream: torch.cuda.Stream, destination: int, source: int, size_bytes: int) -> None:
-    """Copy between two addresses, each of this device or a peer's."""
-    _check(_driver().cuMemcpyDtoDAsync_v2(destination, source, size_bytes, stream.cuda_stream), "cuMemcpyDtoDAsync")
 
 
 def _check(code: int, call: str) -> None:

@@ -12,15 +12,14 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from overlap_pass.errors import TransportError
-from overlap_pass.transport import driver
-from overlap_pass.transport.ring import ALIGNMENT, Ring
+from overlap_pass.transport.driver import Words, submit
+from overlap_pass.transport.places import WORDS, Place
 
 __all__ = ["Channel", "SharedBuffer", "channel", "release_channels", "shared_bytes"]
 
 _WORD_BYTES = 4
-_WORDS = 4096
-"""Words of each rank: more tickets than can be under way at once."""
-
+_FREE, _TAKEN = 0, 1
+_NOT_YET, _READY = 0, 1
 
 _alive: WeakSet[SharedBuffer] = WeakSet()
 
@@ -39,7 +38,16 @@ class SharedBuffer:
     """
 
     def __init__(self, size_bytes: int, group_name: str, device: torch.device) -> None:
-        """Allocate and exchange addresses: returns on no rank before all have called it."""
+        """Allocate and exchange addresses: returns on no rank before all have called it.
+
+        Raises:
+            TransportError: the memory cannot be shared, or a CUDA graph is being recorded, which cannot hold this.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise TransportError(
+                f"{size_bytes} bytes are to be shared among the ranks of group {group_name!r} while a CUDA graph is being "
+                "recorded: run the compiled function once before you record it"
+            )
         try:
             self.tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device).zero_()
             # The zeros must be there before a peer may write.
@@ -63,15 +71,20 @@ class SharedBuffer:
 
 
 class Channel:
-    """One direction of traffic of a group: a stream of its own, staging memory used round and round, and words.
+    """One direction of traffic of a group: a stream of its own, staging memory, and words.
 
-    Every rank makes the same calls in the same order, as for any collective; so tickets and places agree without talking.
-    Each rank has a row of words for each thing that its peers tell it: *ready* (or arrived) counts tickets, one word a
-    peer; *gone* tells which tenants of the staging memory have left, one word a ticket and peer.
+    Every rank makes the same calls in the same order, as for any collective. For each launch under way there is a word for
+    every pair of ranks in the memory of either:
+
+    - *taken*, at the rank that puts something into staging memory: its peer has not yet fetched or summed it;
+    - *ready*, at the rank that fetches or sums it: it is there.
+
+    All are zero before and after each graph: whoever has waited for a word puts it back.
 
     Attributes:
         peers: all other ranks, the next one first, so that no rank is everybody's first.
-        under_way: by ticket, what still lies in the staging memory.
+        under_way: by word, what has been sent and is not summed yet.
+        recorded: a CUDA graph holds addresses of this channel.
     """
 
     def __init__(self, group_name: str, device: torch.device) -> None:
@@ -79,70 +92,79 @@ class Channel:
         self.rank, self.ranks = group.rank(), group.size()
         self.group_name, self.device = group_name, device
         self.stream = torch.cuda.Stream(device)
-        self.staging: SharedBuffer | None = None
         self.peers = tuple((self.rank + step) % self.ranks for step in range(1, self.ranks))
         self.under_way: dict[int, Any] = {}
-        self._ring = Ring(0)
-        self._ticket = 0
-        self._ready = SharedBuffer(self.ranks * _WORD_BYTES, group_name, device)
-        self._gone = SharedBuffer(_WORDS * self.ranks * _WORD_BYTES, group_name, device)
+        self.recorded = False
+        self._staging: dict[int, SharedBuffer] = {}
+        self._words = SharedBuffer(2 * WORDS * self.ranks * _WORD_BYTES, group_name, device)
+        self._said: dict[tuple[Any, ...], Words] = {}
 
-    def next_ticket(self) -> int:
-        self._ticket += 1
-        return self._ticket
+    def staging(self, capacity_bytes: int) -> SharedBuffer:
+        """Staging memory of so many bytes, made at the first call: then the host waits for the other ranks."""
+        found = self._staging.get(capacity_bytes)
+        if found is None:
+            found = self._staging[capacity_bytes] = SharedBuffer(capacity_bytes, self.group_name, self.device)
+        self.recorded = self.recorded or torch.cuda.is_current_stream_capturing()
+        return found
 
-    def make_room(self, total_bytes: int) -> SharedBuffer:
-        """Staging memory for at least two launches as large as the largest so far.
+    def take(self, stream: torch.cuda.Stream, place: Place) -> None:
+        """Hold a stream until all peers have left what ``place`` takes, and mark it as taken."""
+        said = self._said.get(key := ("take", place.word, place.awaited))
+        if said is None:
+            waits = [(self._taken(self.rank, word, peer), _FREE) for word in place.awaited for peer in self.peers]
+            writes = [(self._taken(self.rank, place.word, peer), _TAKEN) for peer in self.peers]
+            said = self._said[key] = Words(waits=waits, writes=writes)
+        submit(stream, said)
 
-        It grows in the first steps only. Then the host waits for the device and for the other ranks: nobody reads or
-        writes the old memory any more, but for what is held by tickets that are still to be finished.
-        """
-        if self.staging is None or 2 * total_bytes > self._ring.capacity_bytes:
-            torch.cuda.synchronize(self.device)
-            capacity_bytes = 2 * (-(-total_bytes // ALIGNMENT) * ALIGNMENT)
-            self.staging = SharedBuffer(capacity_bytes, self.group_name, self.device)
-            self._ring = Ring(capacity_bytes)
-        return self.staging
+    def tell_ready(self, word: int) -> None:
+        """Tell all peers, in the order of this channel's stream, that their parts are there."""
+        said = self._said.get(key := ("ready", word))
+        if said is None:
+            writes = [(self._ready(peer, word, self.rank), _READY) for peer in self.peers]
+            said = self._said[key] = Words(writes=writes)
+        submit(self.stream, said)
 
-    def reserve(self, size_bytes: int, ticket: int) -> tuple[int, tuple[int, ...]]:
-        """Offset in the staging memory of every rank, and the tickets that must have left it."""
-        place = self._ring.reserve(size_bytes, ticket)
-        return place.offset, place.after
+    def await_ready(self, stream: torch.cuda.Stream, peer: int, word: int) -> None:
+        """Hold a stream until ``peer`` has told that its part is there; to be called once a launch."""
+        said = self._said.get(key := ("await", peer, word))
+        if said is None:
+            address = self._ready(self.rank, word, peer)
+            said = self._said[key] = Words(waits=[(address, _READY)], writes=[(address, _NOT_YET)])
+        submit(stream, said)
 
-    def tell_ready(self, ticket: int) -> None:
-        """Tell all peers, in the order of this channel's stream, that ``ticket`` and all before are ready."""
-        for peer in self.peers:
-            driver.write_word(self.stream, self._ready.addresses[peer] + self.rank * _WORD_BYTES, ticket)
+    def tell_gone(self, stream: torch.cuda.Stream, word: int) -> None:
+        """Tell all peers, in the order of ``stream``, that this rank needs their parts no more."""
+        said = self._said.get(key := ("gone", word))
+        if said is None:
+            writes = [(self._taken(peer, word, self.rank), _FREE) for peer in self.peers]
+            said = self._said[key] = Words(writes=writes)
+        submit(stream, said)
 
-    def await_ready(self, stream: torch.cuda.Stream, peer: int, ticket: int) -> None:
-        """Hold a stream until ``peer`` has told that ``ticket`` is ready."""
-        driver.wait_word(stream, self._ready.addresses[self.rank] + peer * _WORD_BYTES, ticket)
+    def _taken(self, at: int, word: int, peer: int) -> int:
+        return self._words.addresses[at] + (word * self.ranks + peer) * _WORD_BYTES
 
-    def tell_gone(self, stream: torch.cuda.Stream, ticket: int) -> None:
-        """Tell all peers, in the order of ``stream``, that this rank needs the place of ``ticket`` no more."""
-        for peer in self.peers:
-            driver.write_word(stream, self._gone.addresses[peer] + self._word(ticket, self.rank), ticket)
-
-    def await_gone(self, stream: torch.cuda.Stream, peer: int, tickets: tuple[int, ...]) -> None:
-        """Hold a stream until ``peer`` needs the places of ``tickets`` no more."""
-        for ticket in tickets:
-            driver.wait_word(stream, self._gone.addresses[self.rank] + self._word(ticket, peer), ticket)
-
-    def _word(self, ticket: int, rank: int) -> int:
-        return (ticket % _WORDS * self.ranks + rank) * _WORD_BYTES
+    def _ready(self, at: int, word: int, peer: int) -> int:
+        return self._taken(at, WORDS + word, peer)
 
 
 @cache
 def channel(group_name: str, direction: str, device: torch.device) -> Channel:
     """The channel of a group for ``"gather"`` or ``"reduce"``; made at the first call, which every rank makes alike."""
-    return Channel(group_name, device)
+    made = Channel(group_name, device)
+    _channels.append(made)
+    return made
+
+
+_channels: list[Channel] = []
 
 
 def release_channels(device: torch.device) -> None:
     """Give shared memory back, on all ranks together; the next launch makes what it needs anew.
 
-    Nothing may be under way. It waits for this device and for all ranks: a peer may still be reading from here.
+    Nothing may be under way. It waits for this device and for all ranks: a peer may still be reading from here. What recorded
+    CUDA graphs use stays.
     """
     torch.cuda.synchronize(device)
     dist.barrier()
     channel.cache_clear()
+    _channels[:] = [made for made in _channels if made.recorded]

@@ -3,26 +3,34 @@
 Every stream of every rank is a queue of actions. A scheduler takes the head of any queue that may run (its word has been
 written, its event recorded) at random. So one run stands for one interleaving of two or three devices: staging memory
 that is written too early gives a wrong sum, and a circle of waits leaves queues that nobody can empty.
+
+Each trial runs two graphs, one of them twice: what a graph leaves behind must not disturb the next, whichever it is.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.fx as fx
 from torch import Tensor
 
-from overlap_pass.transport import copy_engine, driver
+from overlap_pass.errors import TransportError
+from overlap_pass.rewrite import places as rewrite_places
+from overlap_pass.rewrite.places import give_places
+from overlap_pass.transport import copy_engine, driver, ops, peers
+from overlap_pass.transport.driver import Words
 from overlap_pass.transport.peers import Channel
-from overlap_pass.transport.ring import Ring
+from overlap_pass.transport.places import WORDS, Place
 from overlap_pass.transport.total import Total
 
 LIMIT_ROWS = 6
@@ -74,21 +82,28 @@ class Device:
 class World:
     """All ranks; ``here`` is the one whose host is running."""
 
-    def __init__(self, ranks: int, staging_bytes: int) -> None:
+    def __init__(self, ranks: int) -> None:
         self.devices = [Device(rank, Stream(), {}) for rank in range(ranks)]
+        self._memories: dict[tuple[Any, ...], list[Memory]] = {}
         for direction in ("gather", "reduce"):
-            ready, gone, staging = (self._shared(size) for size in (4 * ranks, 4096 * 4 * ranks, staging_bytes))
             for device in self.devices:
                 channel = Channel.__new__(Channel)
                 channel.rank, channel.ranks = device.rank, ranks
                 channel.stream = Stream()  # type: ignore[assignment]
-                channel.staging = staging[device.rank]  # type: ignore[assignment]
                 channel.peers = tuple((device.rank + step) % ranks for step in range(1, ranks))
-                channel.under_way = {}
-                channel._ring, channel._ticket = Ring(staging_bytes), 0
-                channel._ready, channel._gone = ready[device.rank], gone[device.rank]  # type: ignore[assignment]
+                channel.under_way, channel._said = {}, {}
+                channel._words = self.memory(direction, 2 * WORDS * 4 * ranks, device.rank)  # type: ignore[assignment]
+                channel.staging = partial(self._staging, direction, device.rank)  # type: ignore[assignment]
                 device.channels[direction] = channel
         self.here = self.devices[0]
+
+    def _staging(self, direction: str, rank: int, capacity_bytes: int) -> Memory:
+        return self.memory((direction, "staging"), capacity_bytes, rank)
+
+    def memory(self, name: Any, size_bytes: int, rank: int) -> Memory:
+        if (name, size_bytes) not in self._memories:
+            self._memories[name, size_bytes] = self._shared(size_bytes)
+        return self._memories[name, size_bytes][rank]
 
     def _shared(self, size_bytes: int) -> list[Memory]:
         tensors = [torch.zeros(size_bytes, dtype=torch.uint8) for _ in self.devices]
@@ -111,12 +126,11 @@ def word(address: int) -> ctypes.c_uint32:
     return ctypes.c_uint32.from_address(address)
 
 
-def write_word(stream: Stream, address: int, value: int) -> None:
-    stream.add(lambda: setattr(word(address), "value", value))
-
-
-def wait_word(stream: Stream, address: int, value: int) -> None:
-    stream.add(lambda: None, lambda: word(address).value >= value)
+def submit(stream: Stream, words: Words) -> None:
+    for address, value in words.waits:
+        stream.add(lambda: None, lambda address=address, value=value: word(address).value == value)  # type: ignore[misc]
+    for address, value in words.writes:
+        stream.add(partial(setattr, word(address), "value", value))
 
 
 def copy(stream: Stream, destination: int, source: int, size_bytes: int) -> None:
@@ -124,9 +138,9 @@ def copy(stream: Stream, destination: int, source: int, size_bytes: int) -> None
 
 
 @pytest.fixture
-def enter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[World], None]]:
+def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
     """Puts imagined devices in the place of CUDA's."""
-    world: list[World] = [World(1, 0)]
+    world: list[World] = [World(1)]
 
     def cast_to_both(source: Tensor, *places: tuple[Tensor, int]) -> None:
         def run() -> None:
@@ -147,122 +161,130 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[World], None]]:
     kernels = types.ModuleType("overlap_pass.transport.kernels")
     kernels.cast_to_both, kernels.sum_pieces = cast_to_both, sum_pieces  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "overlap_pass.transport.kernels", kernels)
-    for name, fake in (("write_word", write_word), ("wait_word", wait_word), ("copy", copy)):
-        monkeypatch.setattr(driver, name, fake)
+    monkeypatch.setattr(driver, "copy", copy)
+    monkeypatch.setattr(peers, "submit", submit)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: world[0].here.compute)
     monkeypatch.setattr(copy_engine, "channel", lambda group, direction, device: world[0].here.channels[direction])
-    monkeypatch.setattr(Channel, "make_room", lambda self, total_bytes: self.staging)
     monkeypatch.setattr(copy_engine, "_register_work", lambda result, work: setattr(result, "arrival", work))
 
-    def entered(new: World) -> None:
-        world[0] = new
-        copy_engine._landings.clear()
-
-    yield entered
-    copy_engine._landings.clear()
+    return partial(operator.setitem, world, 0)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One op of the program that all ranks run: a launch, or the end of the launch with that number."""
-
-    kind: str
-    number: int
-    rows: tuple[int, ...] = ()
+GROUP = "group"
+MEAN = Total(mean=True, dtype=torch.float32)
 
 
-def program(seed: int, launches: int) -> list[Step]:
-    """Launches of one to three tensors in a random order, each finished somewhere behind."""
+def program(seed: int, launches: int, ranks: int) -> fx.Graph:
+    """Launches of one to three tensors in a random order, each waited for somewhere behind; placed."""
     choose = random.Random(seed)
-    steps: list[Step] = []
+    graph = fx.Graph()
+    waiting: list[Callable[[], object]] = []
     for number in range(launches):
-        rows = tuple(choose.randint(1, LIMIT_ROWS) for _ in range(choose.randint(1, 3)))
-        steps.append(Step(choose.choice(("gather", "exchange")), number, rows))
-    for step in list(steps):
-        behind = steps.index(step) + 1
-        steps.insert(choose.randint(behind, len(steps)), Step(f"finish {step.kind}", step.number))
-    return steps
+        tensors = [
+            _tensor(graph, number, index, choose.randint(1, LIMIT_ROWS)) for index in range(choose.randint(1, 3))
+        ]
+        if choose.random() < 0.5:
+            launch = graph.call_function(ops.GATHER_START_COALESCED, (tensors, torch.bfloat16, ranks, GROUP, []))
+            waiting.append(partial(graph.call_function, _arrived, (launch,)))
+        else:
+            for tensor in tensors:
+                tensor.meta["val"] = tensor.meta["val"].repeat(ranks, 1)
+            how = (MEAN.spec, ranks, GROUP, True, [])
+            launch = graph.call_function(ops.EXCHANGE_START_COALESCED, (tensors, *how))
+            for index, tensor in enumerate(tensors):
+                token = graph.call_function(operator.getitem, (launch, index))
+                waiting.append(partial(graph.call_function, ops.EXCHANGE_FINISH, (token, tensor, *how)))
+        while waiting and choose.random() < 0.6:
+            waiting.pop(choose.randrange(len(waiting)))()
+    for wait in waiting:
+        wait()
+    graph.output(None)
+    give_places(graph)
+    return graph
 
 
-def data(rank: int, step: Step, ranks: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step.number + rank)
-    factor = ranks if step.kind == "exchange" else 1
-    return [torch.randn(rows * factor, WIDTH, generator=generator).bfloat16() for rows in step.rows]
+def _arrived(results: list[Tensor]) -> list[Tensor]:
+    """Stands for ``wait_tensor`` on all results of a launch."""
+    return results
 
 
-def issue(world: World, steps: Sequence[Step]) -> dict[tuple[int, int], list[Tensor]]:
-    """What each rank's host does; (rank, launch) → the tensors that will hold the results."""
-    found: dict[tuple[int, int], list[Tensor]] = {}
-    total = Total(mean=True, dtype=torch.float32)
+def _tensor(graph: fx.Graph, number: int, index: int, rows: int) -> fx.Node:
+    node = graph.placeholder(f"tensor_{number}_{index}")
+    node.meta["val"] = torch.empty(rows, WIDTH, dtype=torch.bfloat16)
+    return node
+
+
+def data(node: fx.Node, rank: int, run: int) -> Tensor:
+    """What a rank sends in one run of a graph."""
+    _, number, index = node.name.split("_")
+    generator = torch.Generator().manual_seed(10000 * run + 100 * int(number) + 10 * int(index) + rank)
+    return torch.randn(node.meta["val"].shape, generator=generator).bfloat16()
+
+
+Results = dict[tuple[int, int, str], Tensor]
+"""(run, rank, name of what was sent) → the tensor that will hold what came of it."""
+
+
+def issue(world: World, graph: fx.Graph, run: int) -> Results:
+    """What each rank's host does for one run of a graph."""
+    found: Results = {}
     for device in world.devices:
         world.here, rank, compute = device, device.rank, device.compute
-        given: dict[int, list[Tensor]] = {}
-        started: dict[int, list[Tensor]] = {}
-        for step in steps:
-            if step.kind == "gather":
-                started[step.number] = copy_engine.start_gather(
-                    [t.float() for t in data(rank, step, len(world.devices))], torch.bfloat16, "group"
-                )
-            elif step.kind == "exchange":
-                given[step.number] = data(rank, step, len(world.devices))
-                started[step.number] = copy_engine.start_exchange(given[step.number], total, "group")
-            elif step.kind == "finish gather":
-                for result in started[step.number]:
-                    result.arrival.wait()  # type: ignore[attr-defined]
-                kept = [torch.empty_like(result) for result in started[step.number]]
-                found[rank, step.number] = kept
-                compute.add(partial(_copy_all, list(zip(kept, started[step.number], strict=True))))
-            else:
-                tokens = started[step.number]
-                found[rank, step.number] = [
-                    copy_engine.finish_exchange(token, gradient, total, "group")
-                    for token, gradient in zip(tokens, given[step.number], strict=True)
-                ]
+        values: dict[fx.Node, Any] = {}
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                values[node] = data(node, rank, run)
+            elif node.target is ops.GATHER_START_COALESCED:
+                shards = [values[shard].float() for shard in node.args[0]]
+                values[node] = copy_engine.start_gather(shards, torch.bfloat16, GROUP, Place.of(*node.args[-1]))
+            elif node.target is ops.EXCHANGE_START_COALESCED:
+                gradients = [values[gradient] for gradient in node.args[0]]
+                values[node] = copy_engine.start_exchange(gradients, MEAN, GROUP, Place.of(*node.args[-1]))
+            elif node.target is _arrived:
+                for shard, result in zip(node.args[0].args[0], values[node.args[0]], strict=True):
+                    result.arrival.wait()
+                    found[run, rank, shard.name] = kept = torch.empty_like(result)
+                    compute.add(partial(_copy, kept, result))
+            elif node.target is ops.EXCHANGE_FINISH:
+                gradient = values[node.args[1]]
+                name = node.args[1].name
+                found[run, rank, name] = copy_engine.finish_exchange(gradient, MEAN, GROUP, Place.of(*node.args[-1]))
                 # From here on a caching allocator may give the gradient's memory to somebody else.
-                compute.add(partial(_spoil, given[step.number]))
+                compute.add(partial(gradient.fill_, float("nan")))
     return found
 
 
-def _copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    for kept, result in pairs:
-        kept.copy_(result)
+def _copy(kept: Tensor, result: Tensor) -> None:
+    kept.copy_(result)
 
 
-def _spoil(tensors: list[Tensor]) -> None:
-    for tensor in tensors:
-        tensor.fill_(float("nan"))
-
-
-def wrong(world: World, steps: Sequence[Step], found: dict[tuple[int, int], list[Tensor]]) -> list[str]:
+def wrong(world: World, graph: fx.Graph, found: Results) -> list[str]:
     """Results that are not what the ranks' data say."""
     ranks = len(world.devices)
+    gathered = {t for node in graph.nodes if node.target is ops.GATHER_START_COALESCED for t in node.args[0]}
+    nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     complaints = []
-    for step in steps:
-        if step.kind not in ("gather", "exchange"):
-            continue
-        sent = [data(rank, step, ranks) for rank in range(ranks)]
-        for rank in range(ranks):
-            for i, result in enumerate(found[rank, step.number]):
-                if step.kind == "gather":
-                    expected = torch.cat([tensors[i] for tensors in sent])
-                else:
-                    rows = step.rows[i]
-                    mine = [tensors[i][rank * rows : (rank + 1) * rows].float() for tensors in sent]
-                    expected = sum(mine[1:], mine[0]) * (1.0 / ranks)
-                if not torch.equal(result, expected):
-                    complaints.append(f"{step.kind} {step.number}.{i} on rank {rank}")
+    for (run, rank, name), result in found.items():
+        sent = [data(nodes[name], peer, run) for peer in range(ranks)]
+        if nodes[name] in gathered:
+            expected = torch.cat(sent)
+        else:
+            mine = [tensor.chunk(ranks)[rank].float() for tensor in sent]
+            expected = sum(mine[1:], mine[0]) * (1.0 / ranks)
+        if not torch.equal(result, expected):
+            complaints.append(f"run {run}, rank {rank}: {name}")
     return complaints
 
 
-def trial(enter: Callable[[World], None], ranks: int, seed: int, launches: int = 12) -> tuple[bool, list[str]]:
-    """Whether one interleaving of one program came to its end, and which results were wrong."""
-    steps = program(seed, launches)
-    largest = 3 * LIMIT_ROWS * WIDTH * 2 * max(1, ranks - 1) + 3 * 256
-    world = World(ranks, 2 * largest)
+def trial(enter: Callable[[World], None], ranks: int, seed: int, launches: int = 8) -> tuple[bool, list[str]]:
+    """Whether one interleaving of two graphs, one of them twice, came to its end, and which results were wrong."""
+    world = World(ranks)
     enter(world)
-    found = issue(world, steps)
-    ended = world.run(seed)
-    return ended, wrong(world, steps, found) if ended else []
+    first, second = program(seed, launches, ranks), program(seed + 1000, launches, ranks)
+    runs = [(graph, issue(world, graph, run)) for run, graph in enumerate((first, first, second))]
+    if not world.run(seed):
+        return False, []
+    return True, [complaint for graph, found in runs for complaint in wrong(world, graph, found)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -271,18 +293,41 @@ def test_every_interleaving_ends_with_the_right_numbers(enter: Any, ranks: int, 
     assert trial(enter, ranks, seed) == (True, [])
 
 
+def test_all_words_are_put_back(enter: Any) -> None:
+    world = World(3)
+    enter(world)
+    issue(world, program(0, 20, 3), 0)
+    assert world.run(0)
+    for direction in ("gather", "reduce"):
+        assert not any(world.memory(direction, 2 * WORDS * 4 * 3, rank).tensor.any() for rank in range(3))
+
+
 def failures(enter: Callable[[World], None]) -> int:
     return sum(trial(enter, 2, seed) != (True, []) for seed in range(25))
 
 
-@pytest.mark.parametrize("missing", ["await_gone", "await_ready", "tell_gone", "tell_ready"])
+@pytest.mark.parametrize("missing", ["await_ready", "tell_gone", "tell_ready"])
 def test_no_word_is_said_or_heard_for_nothing(enter: Any, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Channel, missing, lambda self, *args: None)
     assert failures(enter) > 0
 
 
-def test_a_gradient_that_nobody_asks_for_would_block_the_ranks_if_it_kept_its_place(
+@pytest.mark.parametrize("forgotten", ["every launch", "the first launch", "all but the first"])
+def test_places_are_not_taken_before_they_are_free(enter: Any, forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take = Channel.take
+
+    def hasty(self: Channel, stream: Any, place: Place) -> None:
+        first = len(place.awaited) == WORDS
+        forgets = {"every launch": True, "the first launch": first, "all but the first": not first}[forgotten]
+        take(self, stream, Place(place.capacity_bytes, place.offset, place.word) if forgets else place)
+
+    monkeypatch.setattr(Channel, "take", hasty)
+    assert failures(enter) > 0
+
+
+def test_a_gradient_whose_sum_stands_behind_the_launch_that_needs_its_place_is_an_error_and_no_deadlock(
     enter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_engine, "_sum_early", lambda line, staging, tickets: None)
-    assert failures(enter) > 0
+    monkeypatch.setattr(rewrite_places, "_sum_in_time", lambda launches, found: None)
+    with pytest.raises(TransportError, match="still to be summed"):
+        failures(enter)

@@ -1,0 +1,93 @@
+"""Places in staging memory for what copy engines carry, once the order of a graph is settled."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch.fx as fx
+
+from overlap_pass.transport import ops
+from overlap_pass.transport.places import Place, Tenancy, laid_out, tenancies
+
+__all__ = ["give_places"]
+
+_GATHERS = {ops.GATHER_START, ops.GATHER_START_COALESCED}
+_EXCHANGES = {ops.EXCHANGE_START, ops.EXCHANGE_START_COALESCED}
+
+
+def give_places(graph: fx.Graph) -> None:
+    """Fill in, in place, the argument ``place`` of every launch and sum by copy.
+
+    A gradient may be asked for long after its place is needed by another: then it is summed right before that one is sent,
+    in the order of the graph. It was ready to be summed all along, so this is legal; and it must be, for a place that
+    became free only behind the launch that needs it would keep all ranks waiting for ever.
+    """
+    for launches in _channels(graph).values():
+        found = tenancies([launch.size_bytes for launch in launches])
+        for launch, tenancy in zip(launches, found, strict=True):
+            _put(launch.node, tenancy.place)
+            for start, finish in zip(launch.starts, launch.finishes, strict=bool(launch.finishes)):
+                _put(finish, tenancy.place.shifted(start))
+        _sum_in_time(launches, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A launch by copy.
+
+    Attributes:
+        starts: of its tensors, from the beginning of its place.
+        finishes: its sums, if it is of gradients, in the order of its tensors.
+    """
+
+    node: fx.Node
+    starts: tuple[int, ...]
+    size_bytes: int
+    finishes: tuple[fx.Node, ...] = ()
+
+
+def _channels(graph: fx.Graph) -> dict[tuple[str, bool], list[_Launch]]:
+    """Launches by copy, in order, by group and whether they gather."""
+    found: dict[tuple[str, bool], list[_Launch]] = {}
+    for node in graph.nodes:
+        if node.target in _GATHERS:
+            _, dtype, _, group_name, _ = node.args
+            shards = _tensors(node)
+            sizes = [shard.meta["val"].numel() * dtype.itemsize for shard in shards]
+            found.setdefault((group_name, True), []).append(_Launch(node, *laid_out(tuple(sizes))))
+        elif node.target in _EXCHANGES and node.args[4]:
+            _, _, ranks, group_name, _, _ = node.args
+            sizes = [gradient.meta["val"].nbytes // ranks * (ranks - 1) for gradient in _tensors(node)]
+            launch = _Launch(node, *laid_out(tuple(sizes)))
+            found.setdefault((group_name, False), []).append(replace(launch, finishes=tuple(_finishes(node))))
+    return found
+
+
+def _tensors(launch: fx.Node) -> Sequence[fx.Node]:
+    sent: Any = launch.args[0]
+    return sent if isinstance(sent, (list, tuple)) else [sent]
+
+
+def _finishes(launch: fx.Node) -> Iterator[fx.Node]:
+    """The sums of a launch in the order of what it sends."""
+    parts = [user for user in launch.users if user.target is operator.getitem]
+    for token in sorted(parts, key=lambda part: int(part.args[1])) or [launch]:  # type: ignore[arg-type]
+        (finish,) = token.users
+        yield finish
+
+
+def _sum_in_time(launches: Sequence[_Launch], found: Sequence[Tenancy]) -> None:
+    """Move the sums of earlier tenants before the launch that needs their place."""
+    order = {node: position for position, node in enumerate(launches[0].node.graph.nodes)}
+    for launch, tenancy in zip(launches, found, strict=True):
+        for earlier in tenancy.after:
+            for finish in launches[earlier].finishes:
+                if order[finish] > order[launch.node]:
+                    launch.node.prepend(finish)
+
+
+def _put(node: fx.Node, place: Place) -> None:
+    node.args = (*node.args[:-1], place.numbers)

@@ -1,0 +1,108 @@
+"""Where launches of a channel put what the ranks share: decided when a graph is compiled, the same at every run of it.
+
+Staging memory is used round and round, and so are a few words. A launch that takes bytes or a word that an earlier one used
+must wait until that one has left, and nothing else needs to be known when the graph runs: no ticket, no counter. So a
+recorded CUDA graph repeats exactly what a run from Python does, and both may meet on different ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from overlap_pass.memory.staging import LAUNCHES_AT_ONCE
+
+__all__ = ["ALIGNMENT", "WORDS", "Place", "Tenancy", "aligned", "laid_out", "tenancies"]
+
+ALIGNMENT = 256
+"""Places start at multiples of this many bytes: what a vectorised kernel and a copy engine like."""
+
+WORDS = 16
+"""Most launches of a channel that are under way at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a launch takes; an operator's argument holds it as :attr:`numbers`.
+
+    Attributes:
+        capacity_bytes: of the staging memory that the place is in; which memory that is, all launches know by this size.
+        offset: first byte.
+        word: index of the words that tell how far the ranks are with this launch.
+        awaited: indices of the words whose launches must have left before this one puts anything there.
+    """
+
+    capacity_bytes: int
+    offset: int
+    word: int
+    awaited: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [self.capacity_bytes, self.offset, self.word, *self.awaited]
+
+    def shifted(self, by_bytes: int) -> Place:
+        """The part of the place that begins ``by_bytes`` behind its start, for whoever has no need to wait again."""
+        return Place(self.capacity_bytes, self.offset + by_bytes, self.word)
+
+    @staticmethod
+    @cache
+    def of(*numbers: int) -> Place:
+        """The inverse of :attr:`numbers`."""
+        capacity_bytes, offset, word, *awaited = numbers
+        return Place(capacity_bytes, offset, word, tuple(awaited))
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """A launch in its place.
+
+    Attributes:
+        after: positions of the earlier launches of the graph that must have left, oldest first.
+    """
+
+    place: Place
+    after: tuple[int, ...]
+
+
+def tenancies(sizes_bytes: Sequence[int]) -> tuple[Tenancy, ...]:
+    """Places for the launches of one channel in one graph, in the order in which they are launched.
+
+    Whatever ran before may have used other places, so the first launch waits for all words: then nothing of an earlier
+    graph is left.
+
+    >>> [tenancy.place.offset for tenancy in tenancies([512, 512, 512])]
+    [0, 512, 0]
+    >>> [tenancy.after for tenancy in tenancies([512, 512, 512])]
+    [(), (), (0,)]
+    """
+    capacity_bytes = LAUNCHES_AT_ONCE * aligned(max(sizes_bytes, default=0))
+    head, tenants = 0, deque[tuple[int, int, int]]()
+    found: list[Tenancy] = []
+    for index, size_bytes in enumerate(sizes_bytes):
+        start = head if head + size_bytes <= capacity_bytes else 0
+        end = start + aligned(size_bytes)
+        after = [tenant for first, last, tenant in tenants if (first < end and start < last) or tenant <= index - WORDS]
+        tenants = deque(tenant for tenant in tenants if tenant[2] not in after)
+        tenants.append((start, end, index))
+        head = end
+        awaited = tuple(tenant % WORDS for tenant in after) if index else tuple(range(WORDS))
+        found.append(Tenancy(Place(capacity_bytes, start, index % WORDS, awaited), tuple(after)))
+    return tuple(found)
+
+
+@cache
+def laid_out(sizes_bytes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Where each of several pieces starts in the place of their launch, and how many bytes they take together."""
+    starts, end = [], 0
+    for size_bytes in sizes_bytes:
+        starts.append(end)
+        end += aligned(size_bytes)
+    return tuple(starts), end
+
+
+def aligned(size_bytes: int) -> int:
+    """The next multiple of :data:`ALIGNMENT`."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
