@@ -12,14 +12,15 @@ import torch
 import torch.fx as fx
 
 from compile_backends import roll_call
-from compile_backends.identity import capture_digest, rank_of_world, source_digest
+from compile_backends.identity import capture_digest, place_in_world, rank_of_world, source_digest
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
 from overlap_pass.fsdp.gather import drop_unused_gathers
 from overlap_pass.fsdp.summary import captured
+from overlap_pass.graph.program import Program
 from overlap_pass.graph.read import phase_of, read_program
-from overlap_pass.planning import Plan, budget_within, make_plan
+from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
@@ -28,6 +29,7 @@ from overlap_pass.rewrite.places import give_places
 from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.rewrite.transport import carry
+from overlap_pass.saved_plans import SavedPlans, pinned
 from overlap_pass.spec import spec
 from overlap_pass.transport.choice import Carriers
 
@@ -46,6 +48,7 @@ class Compilation:
         identity: digest of all that shapes a plan besides the graph, for compile caches.
         by_budget: with ``reshard="auto"``, the partitioner that decides what stays from forward to backward.
         captured: what the graph gathers, in words; ``None`` for nothing.
+        saved: this rank's saved plans, if these are to be run.
         plans: one per planned graph, in the order of compilation (forward first).
         call: what the graph planned last launches, if ranks are to compare that before it runs.
     """
@@ -55,6 +58,7 @@ class Compilation:
     identity: str
     by_budget: PartitionByBudget | None = None
     captured: str | None = None
+    saved: SavedPlans | None = None
     plans: list[Plan] = field(default_factory=list)
     call: roll_call.Call | None = None
 
@@ -63,6 +67,7 @@ class Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
         carriers = Carriers(config.transport, config.reduction)
+        saved = None if config.plan is None else SavedPlans.load(config.plan, *place_in_world())
         shaped_by = (
             source_digest(),
             config.digest,
@@ -70,10 +75,11 @@ class Compilation:
             carriers.identity,
             rank_of_world(),
             capture_digest(gm),
+            *(() if saved is None else (saved.digest,)),
         )
         identity = "-".join(shaped_by)
         by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
-        return cls(config, hardware, identity, by_budget, captured(gm))
+        return cls(config, hardware, identity, by_budget, captured(gm), saved)
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
@@ -83,14 +89,7 @@ class Compilation:
         program = read_program(graph, phase, name=phase.value, pure=self.config.pure_namespaces)
         if not program.launches:
             return
-        budget = self.config.memory_budget if self.by_budget is None else self.by_budget.budget
-        plan = make_plan(
-            program,
-            self.hardware,
-            self.config.strategy,
-            budget_within(budget, program, self.plans),
-            launches=self.config.launches,
-        )
+        plan = self._planned(program)
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         give_places(graph)
@@ -101,12 +100,33 @@ class Compilation:
         _log.info(plan.summary())
         for note in plan.notes:
             _log.info("%s: %s", plan.program.name, note)
+        if self.config.save_plan is not None:
+            self._save(self.config.save_plan, program, plan)
         if self.config.report is not None and is_first_rank():
             self._report(self.config.report)
+
+    def _planned(self, program: Program) -> Plan:
+        budget = self.config.memory_budget if self.by_budget is None else self.by_budget.budget
+        budget = budget_within(budget, program, self.plans)
+        if self.saved is not None:
+            return replay(program, self.hardware, budget, self.saved.of(program))
+        return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
 
     def guarded(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """The code of the graph planned last, behind a comparison of ranks where one is wanted."""
         return run if self.call is None else roll_call.with_roll_call(run, self.call)
+
+    def _save(self, folder: Path, program: Program, plan: Plan) -> None:
+        """Beside the plans of other graphs that are there already."""
+        place = place_in_world()
+        try:
+            there = SavedPlans.load(folder, *place)
+        except PlanError:  # none, or of no more use
+            there = SavedPlans(*place)
+        try:
+            there.with_plans([pinned(program, plan)]).save(folder)
+        except OSError as error:
+            raise PlanError(f"save_plan={str(folder)!r} cannot be written: {error.strerror or error}") from error
 
     def _report(self, path: Path) -> None:
         try:

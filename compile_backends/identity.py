@@ -13,7 +13,7 @@ import torch.fx as fx
 import overlap_pass
 from overlap_pass.graph.read import ANNOTATION
 
-__all__ = ["capture_digest", "rank_of_world", "source_digest"]
+__all__ = ["capture_digest", "place_in_world", "rank_of_world", "source_digest"]
 
 
 @cache
@@ -27,12 +27,18 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def place_in_world() -> tuple[int, int]:
+    """Which rank this is, and of how many."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
 def rank_of_world() -> str:
     """Which rank this is. Ranks of a node share a cache directory, and their graphs differ in what no key of torch's tells:
     shards of other sizes, and whatever a sharded op made of the rank's number."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return "0of1"
-    return f"{dist.get_rank()}of{dist.get_world_size()}"
+    rank, ranks = place_in_world()
+    return f"{rank}of{ranks}"
 
 
 def capture_digest(gm: fx.GraphModule) -> str:

@@ -151,10 +151,10 @@ def _exists(name: str) -> bool:
 def _caching(config: Config) -> dict[str, Any]:
     """Tells AOTAutograd's cache that the capture's gather is pure (its code is part of the key).
 
-    A graph out of a cache was planned when it was put there: whoever wants a report, or a comparison of what ranks launch,
-    gets it from a new plan.
+    A graph out of a cache was planned when it was put there: whoever wants a report, a saved plan, or a comparison of what
+    ranks launch, gets it from a new plan.
     """
-    if config.report is not None or roll_call.wanted():
+    if config.needs_planning or roll_call.wanted():
         return {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     setting = "unsafe_marked_cacheable_functions"
     if not _exists(setting):

@@ -79,21 +79,25 @@ def _checked(backend: object, *, options: Mapping[str, Any] | None = None, mode:
     config = Config.from_options(options)
     config.hardware_for(device_name())
     if config.report is not None and is_first_rank():
-        _refuse_unwritable(config.report)
+        _refuse_unwritable("report", config.report)
+    if config.save_plan is not None and not config.save_plan.is_dir():
+        _refuse_unwritable("save_plan", config.save_plan)
+    if config.plan is not None and not config.plan.is_dir():
+        raise OptionError(f"plan={str(config.plan)!r} is no folder: save_plan makes one")
     return config
 
 
-def _refuse_unwritable(report: Path) -> None:
-    """A report is written when the graphs have been planned: too late to hear of a misspelt folder."""
+def _refuse_unwritable(option: str, path: Path) -> None:
+    """It is written when the graphs have been planned: too late to hear of a misspelt folder."""
     reason = ""
-    if not report.parent.is_dir():
-        reason = f"there is no folder {str(report.parent)!r}"
-    elif report.is_dir():
+    if not path.parent.is_dir():
+        reason = f"there is no folder {str(path.parent)!r}"
+    elif path.is_dir():
         reason = "it is a folder"
-    elif not os.access(report if report.exists() else report.parent, os.W_OK):
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
         reason = "no permission"
     if reason:
-        raise OptionError(f"report={str(report)!r} cannot be written: {reason}; name a file in a folder that exists")
+        raise OptionError(f"{option}={str(path)!r} cannot be written: {reason}; name one in a folder that exists")
 
 
 def _refuse_live_fsdp(gm: fx.GraphModule, config: Config) -> None:

@@ -71,6 +71,8 @@ class Config:
             collectives of activations that may change places with each other.
         communicators_in_flight: so many communicators at most have launches that are not waited for; ``None`` for no limit.
         pure_namespaces: namespaces of custom operators that do what their schema says and nothing else.
+        plan: folder of plans that are run as they were saved, in place of planning; ``None`` to plan.
+        save_plan: folder to save the plans to, ``None`` for none.
         reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
             the budget allows (``"auto"``).
         verify: ``"first_steps"`` runs both orders in the first steps and goes on with the faster one.
@@ -89,6 +91,13 @@ class Config:
     launch_order: LaunchOrder = "agreed"
     communicators_in_flight: int | None = None
     pure_namespaces: tuple[str, ...] = ()
+    plan: Path | None = None
+    save_plan: Path | None = None
+
+    @property
+    def needs_planning(self) -> bool:
+        """Whether something is written of each plan, which a graph out of a compile cache does not have."""
+        return self.report is not None or self.save_plan is not None
 
     @property
     def launches(self) -> Launches:
@@ -107,6 +116,8 @@ class Config:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}: {nearest(str(name), known)}")
         config = cls(**{name: _READERS[name](value) for name, value in given.items() if value is not None})
+        if config.plan is not None:
+            _refuse_beside_plan(given)
         if config.communicators_in_flight is not None and config.launch_order != "agreed":
             raise OptionError(
                 f"communicators_in_flight={config.communicators_in_flight} holds back launches in the order of all ranks, and "
@@ -143,6 +154,8 @@ class Config:
             reshard="user",
             verify="off",
             report=None,
+            plan=None,
+            save_plan=None,
         )
 
     @cached_property
@@ -198,6 +211,19 @@ def _path(option: str, value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     raise OptionError(f"{option}={value!r} is no text")
+
+
+def _folder(option: str) -> Callable[[Any], Any]:
+    return lambda value: Path(_path(option, value))
+
+
+def _refuse_beside_plan(given: Mapping[str, Any]) -> None:
+    """A saved plan says what these would say."""
+    for name in ("strategy", "coalesce", "launch_order", "communicators_in_flight", "save_plan"):
+        if given.get(name) is not None:
+            raise OptionError(
+                f"{name}={given[name]!r} has no effect on a saved plan: leave it out, or plan={given['plan']!r}"
+            )
 
 
 def _fsdp(value: Any) -> FsdpMode:
@@ -259,4 +285,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "launch_order": _one_of("launch_order", get_args(LaunchOrder)),
     "communicators_in_flight": _communicators,
     "pure_namespaces": _namespaces,
+    "plan": _folder("plan"),
+    "save_plan": _folder("save_plan"),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
-from overlap_pass.errors import InfeasibleBudget
+from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
@@ -21,8 +21,10 @@ from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
 from overlap_pass.registry import parse
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import Choice, choose
-from overlap_pass.schedule.coalescing import Group, apart
+from overlap_pass.schedule.coalescing import Group, apart, unjoinable
+from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.launches import Launches
+from overlap_pass.schedule.pinned import Pinned
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.skeleton import hash_of, lines_of
@@ -30,13 +32,13 @@ from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
-from overlap_pass.schedule.variants import variants
+from overlap_pass.schedule.variants import Variant, variants
 from overlap_pass.schedule.verify import violations
 from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Plan", "bound_of", "budget_within", "make_plan"]
+__all__ = ["Plan", "bound_of", "budget_within", "make_plan", "replay"]
 
 _log = logging.getLogger("overlap_pass")
 
@@ -162,6 +164,39 @@ def make_plan(
         safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
         return _dropped(broken[0], safe)
     return written.plan(chosen)
+
+
+def replay(program: Program, hardware: Hardware, budget: Budget, pinned: Pinned) -> Plan:
+    """The plan of a graph from its saved order, proven and priced as any other.
+
+    Raises:
+        PlanError: it is of another graph, not the one that was saved, or above the budget.
+        IllegalSchedule: it breaks a promise of the graph.
+    """
+    problem = unjoinable(program, pinned.groups) if pinned.fits(program) else "it is of another graph"
+    if problem:
+        raise PlanError(f"the saved plan of graph {program.name!r} cannot be used: {problem}")
+    program = replace(program, activations_free=pinned.activations_free)
+    written = _Written.of(program, hardware, budget, None)
+    variant = Variant.of(program, pinned.groups, written.price)
+    order = pinned.schedule.order
+    broken = violations(variant.problem.program, order) or violations(program, apart(order, pinned.groups))
+    if broken:
+        raise IllegalSchedule(f"the saved plan of graph {program.name!r} is illegal: {broken[0]}")
+    decisions = explain(Placement(variant.problem.dag), _positions(variant.problem.program, order), "as saved")
+    plan = written.plan(Choice(variant, replace(pinned.schedule, decisions=decisions), ("the order is a saved one",)))
+    if plan.skeleton != pinned.launches:
+        raise PlanError(f"the saved plan of graph {program.name!r} was changed: its launches are not those of its hash")
+    if plan.budget_bytes is not None and plan.memory_after.peak_bytes > plan.budget_bytes:
+        raise PlanError(
+            f"the saved plan of graph {program.name!r} holds {format_bytes(plan.memory_after.peak_bytes)}, more than "
+            f"memory_budget allows ({format_bytes(plan.budget_bytes)}): give the budget that it was made for"
+        )
+    return plan
+
+
+def _positions(program: Program, order: Sequence[str]) -> tuple[int, ...]:
+    return tuple(program.index[name] for name in order)
 
 
 def _dropped(why: str, safe: Plan) -> Plan:

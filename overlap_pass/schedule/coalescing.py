@@ -21,7 +21,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import CollectiveKind, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.placement import Move, Placement
 
-__all__ = ["Group", "apart", "coalesce", "groups_of"]
+__all__ = ["Group", "apart", "coalesce", "groups_of", "unjoinable"]
 
 _KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
@@ -91,6 +91,21 @@ def _may_join(program: Program, move: Move, *, across: bool) -> bool:
         and not op.writes
         and not move.after
     )
+
+
+def unjoinable(program: Program, groups: Sequence[Group]) -> str:
+    """Why groups that somebody else made cannot be joined; "" if they can."""
+    moves = {program.ops[move.launch].name: move for move in Placement(build_dag(program)).moves}
+    seen: set[str] = set()
+    for group in groups:
+        for name in group.members:
+            if name in seen or name not in moves or not _may_join(program, moves[name], across=True):
+                return f"{name} cannot be joined with others"
+            seen.add(name)
+        collectives = [program.op(name).collective for name in group.members]
+        if len({(c.kind, c.group, c.dtype) for c in collectives if c is not None}) != 1 or len(collectives) < 2:
+            return f"{', '.join(group.members)} are not several of one kind, communicator and dtype"
+    return ""
 
 
 def coalesce(program: Program, groups: Sequence[Group]) -> Program:

@@ -49,6 +49,9 @@ def test_the_same_call_finds_its_graphs_and_another_one_does_not(tmp_path: Path)
     assert plans(launch_order="priced") == 2
     assert plans(pure_namespaces=["mylib"]) == 2
     assert plans(memory_budget="unlimited") == 0
+    assert plans(launch_order="free") == 2
+    assert plans(communicators_in_flight=1) == 2
+    assert plans(save_plan=tmp_path / "plans") == 2, "a graph out of a cache has no plan to save"
     report = tmp_path / "report.json"
     assert plans(report=report) == 2
     assert len(jsonfile.loads(report.read_text(encoding="utf-8")).before.stats.per_collective) > 0

@@ -92,6 +92,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[OverlapPassError], list[str]]] = {
         OptionError,
         ["report='nowhere/report.html'", "no folder 'nowhere'"],
     ),
+    "no folder for plans": (
+        {"save_plan": "nowhere/plans"},
+        OptionError,
+        ["save_plan='nowhere/plans'", "no folder 'nowhere'"],
+    ),
+    "no plans": ({"plan": "nowhere"}, OptionError, ["plan='nowhere' is no folder", "save_plan makes one"]),
     "fsdp": ({"fsdp": "no"}, OptionError, ["fsdp='no'", "auto, error, off"]),
 }
 

@@ -166,6 +166,11 @@ CASES = {
     "fill_gaps": Case(partial(stack), {"strategy": "fill_gaps", **UNLIMITED}, STACK),
     "local_search": Case(partial(stack), {"strategy": "local_search", **UNLIMITED}, STACK),
     "latest_start, no bound": Case(partial(stack), {"strategy": "latest_start", **UNLIMITED}, STACK),
+    "one communicator at a time": Case(partial(hsdp, 2, 1), {"communicators_in_flight": 1, **UNLIMITED}),
+    "the order as written, one at a time": Case(
+        partial(hsdp, 2, 1), {"strategy": "as_written", "communicators_in_flight": 1}, moves=False
+    ),
+    "activations let loose": Case(partial(stack), {"launch_order": "free", **UNLIMITED}, STACK),
     "no byte more than as written": Case(partial(stack), {"memory_budget": "1.0x"}, STACK),
 }
 

@@ -78,6 +78,12 @@ def test_objects_are_taken_as_they_are():
             {"communicators_in_flight": 1, "launch_order": "priced"},
             "communicators_in_flight=1 holds back launches in the order of all ranks, and launch_order='priced' has no such",
         ),
+        ({"plan": 7}, "plan=7 is no text"),
+        (
+            {"plan": "plans", "strategy": "greedy"},
+            "strategy='greedy' has no effect on a saved plan: leave it out, or plan=",
+        ),
+        ({"plan": "plans", "save_plan": "plans"}, "save_plan='plans' has no effect on a saved plan"),
         ({"memory_budget": "2GB x"}, "memory_budget='2GB x' is no budget"),
         ({"pure_namespaces": "mylib"}, "pure_namespaces='mylib' is no list of namespaces: write ['mylib']"),
         ({"pure_namespaces": ["mylib::norm"]}, "'mylib::norm' is no namespace; of 'mylib::fused_norm' write 'mylib'"),
