@@ -80,14 +80,12 @@ class _Sequence(CustomGraphPass):
         return None if None in ids else tuple(ids)
 
 
-def lower(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation, mode: str | None
-) -> Callable[..., Any]:
+def lower(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compilation) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor in the planned order."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     patches = {
-        **mode_patches(mode),
+        **mode_patches(compilation.config.mode),
         **{name: value for name, value in _KEEP_ORDER.items() if _exists(name)},
         **_caching(compilation.config),
         "custom_partitioner_fn": _partitioner(compilation),
@@ -162,13 +160,13 @@ def _caching(config: Config) -> dict[str, Any]:
     return {setting: {**getattr(inductor_config, setting), f"{gather.__module__}.{gather.__name__}": source_digest()}}
 
 
-def mode_patches(mode: str | None) -> dict[str, Any]:
+def mode_patches(mode: str) -> dict[str, Any]:
     """Inductor's settings for one of ``torch.compile``'s modes.
 
     Raises:
         OptionError: the mode is unknown.
     """
-    if mode in (None, "default"):
+    if mode == "default":
         return {}
     known = torch._inductor.list_mode_options()
     if mode not in known:

@@ -35,7 +35,7 @@ def overlap(
 
     Args:
         options: see ``overlap_pass.config.Config``.
-        mode: one of ``torch.compile``'s modes, handed to Inductor.
+        mode: one of ``torch.compile``'s modes, handed to Inductor; beside options, ``options={"mode": …}``.
 
     Raises:
         OptionError: an option or the mode is unknown or out of range.
@@ -46,7 +46,7 @@ def overlap(
     _refuse_live_fsdp(gm, config)
 
     def lower(graph: fx.GraphModule, inputs: Sequence[Any], chosen: Config) -> Callable[..., Any]:
-        return inductor.lower(graph, inputs, Compilation.begin(graph, chosen), mode)
+        return inductor.lower(graph, inputs, Compilation.begin(graph, chosen))
 
     return lowered(gm, example_inputs, config, lower)
 
@@ -73,10 +73,12 @@ def overlap_eager(
 
 def _checked(backend: object, *, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Config:
     """What the user asked for, or the error that says what is wrong with it; asked when ``torch.compile`` is called."""
-    if backend is overlap_eager and mode not in (None, "default"):
-        raise OptionError(f"mode={mode!r} has no effect on backend 'overlap_eager': leave it out or use 'overlap'")
-    inductor.mode_patches(mode)
-    config = Config.from_options(options)
+    config = Config.from_options({**({} if mode is None else {"mode": mode}), **(options or {})})
+    if backend is overlap_eager and config.mode != "default":
+        raise OptionError(
+            f"mode={config.mode!r} has no effect on backend 'overlap_eager': leave it out or use 'overlap'"
+        )
+    inductor.mode_patches(config.mode)
     config.hardware_for(device_name())
     if config.report is not None and is_first_rank():
         _refuse_unwritable("report", config.report)

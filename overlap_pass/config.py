@@ -76,6 +76,7 @@ class Config:
         reshard: which gathered parameters stay from forward to backward: those that the ``"user"`` said, or as many as
             the budget allows (``"auto"``).
         verify: ``"first_steps"`` runs both orders in the first steps and goes on with the faster one.
+        mode: one of ``torch.compile``'s modes, for Inductor: torch takes no ``mode=`` beside ``options=``.
     """
 
     strategy: Strategy = field(default_factory=lambda: parse("fill_gaps"))
@@ -93,6 +94,7 @@ class Config:
     pure_namespaces: tuple[str, ...] = ()
     plan: Path | None = None
     save_plan: Path | None = None
+    mode: str = "default"
 
     @property
     def needs_planning(self) -> bool:
@@ -173,6 +175,7 @@ class Config:
             "launch_order": self.launch_order,
             "communicators_in_flight": self.communicators_in_flight,
             "pure_namespaces": self.pure_namespaces,
+            "mode": self.mode,
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -271,6 +274,13 @@ def _one_of(option: str, accepted: tuple[str, ...]) -> Callable[[Any], Any]:
     return read
 
 
+def _mode(value: Any) -> str:
+    # Which ones there are, torch knows: the backend asks it.
+    if not isinstance(value, str):
+        raise OptionError(f"mode={value!r} is no text: write 'reduce-overhead'")
+    return value
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "strategy": _strategy,
     "memory_budget": Budget.parse,
@@ -285,6 +295,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "launch_order": _one_of("launch_order", get_args(LaunchOrder)),
     "communicators_in_flight": _communicators,
     "pure_namespaces": _namespaces,
+    "mode": _mode,
     "plan": _folder("plan"),
     "save_plan": _folder("save_plan"),
 }

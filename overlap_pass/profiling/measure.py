@@ -16,6 +16,7 @@ import torch
 import torch._dynamo.config as dynamo_config
 import torch._inductor.config as inductor_config
 import torch.distributed as dist
+from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
 from overlap_pass.errors import EnvironmentRefused
 from overlap_pass.planning import Plan
@@ -99,6 +100,8 @@ def measure(
             bench.attempt(variant, make_step, bench.add)
         blocks = bench.time()
         sides = bench.profile(blocks)
+    if device.type == "cuda":
+        reset_cudagraph_trees()  # a communicator is not destroyed as long as a recorded graph holds its kernels
     reference = bench.entries[0].variant
     systems = tuple(
         Measured(
@@ -186,11 +189,11 @@ class _Bench:
         # A graph out of a cache is not planned, and its prediction would be missing.
         with recorded_plans() as plans, inductor_config.patch(fx_graph_cache=False):
             workload = _build(variant, make_step)
-            for _ in range(self.effort.warm_up):
-                workload()
-        held.restart()
-        for _ in range(2):
             workload()
+            # From the second step on: a CUDA graph allocates when it is recorded, and never again.
+            held.restart()
+            for _ in range(self.effort.warm_up + 1):
+                workload()
         peak_bytes, reserved_bytes = held.peaks()
         self.entries.append(_Entry(variant, workload, peak_bytes, reserved_bytes, tuple(plans)))
         workload.drop_gradients()
@@ -241,13 +244,16 @@ class _Held:
     device: torch.device
     allocated_bytes: int
     reserved_bytes: int
+    shared_bytes: int
 
     @classmethod
     def now(cls, device: torch.device) -> _Held:
         if device.type != "cuda":
-            return cls(device, 0, 0)
+            return cls(device, 0, 0, 0)
         release_channels(device)  # the next system makes its own, so that its staging memory is its own
-        return cls(device, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+        return cls(
+            device, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device), shared_bytes(device)
+        )
 
     def restart(self) -> None:
         """Forget peaks so far."""
@@ -263,7 +269,7 @@ class _Held:
         if self.device.type != "cuda":
             return 0, 0
         torch.cuda.synchronize()
-        staging_bytes = shared_bytes(self.device)
+        staging_bytes = shared_bytes(self.device) - self.shared_bytes
         peaks = torch.tensor(
             [
                 torch.cuda.max_memory_allocated(self.device) - self.allocated_bytes + staging_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 from weakref import WeakSet
@@ -49,10 +50,9 @@ class SharedBuffer:
                 "recorded: run the compiled function once before you record it"
             )
         try:
-            self.tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device).zero_()
-            # The zeros must be there before a peer may write.
-            torch.cuda.synchronize(device)
-            self._handle = symmetric_memory.rendezvous(self.tensor, group_name)
+            # The first call comes in a run whose allocations a CUDA graph will own. Those of another thread it does not.
+            with ThreadPoolExecutor(1) as aside:
+                self.tensor, self._handle = aside.submit(_share, size_bytes, group_name, device).result()
         except RuntimeError as error:
             raise TransportError(
                 f"transport='copy_engine' cannot share {size_bytes} bytes among the ranks of group {group_name!r}: {error}; "
@@ -68,6 +68,13 @@ class SharedBuffer:
         if found is None:
             found = self._typed[dtype] = self.tensor.view(dtype)
         return found
+
+
+def _share(size_bytes: int, group_name: str, device: torch.device) -> tuple[torch.Tensor, Any]:
+    with torch.cuda.device(device):
+        tensor = symmetric_memory.empty(size_bytes, dtype=torch.uint8, device=device).zero_()
+        torch.cuda.synchronize(device)  # the zeros must be there before a peer may write
+        return tensor, symmetric_memory.rendezvous(tensor, group_name)
 
 
 class Channel:

@@ -99,6 +99,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[OverlapPassError], list[str]]] = {
     ),
     "no plans": ({"plan": "nowhere"}, OptionError, ["plan='nowhere' is no folder", "save_plan makes one"]),
     "fsdp": ({"fsdp": "no"}, OptionError, ["fsdp='no'", "auto, error, off"]),
+    "no text for a mode": ({"mode": 3}, OptionError, ["mode=3", "'reduce-overhead'"]),
 }
 
 
@@ -146,6 +147,8 @@ def test_a_mode_is_refused_by_the_eager_lowering_and_checked_by_the_other() -> N
         torch.compile(model, backend="overlap_eager", mode="max-autotune")
     with pytest.raises(OptionError, match=r"mode='fast' is unknown; torch\.compile's modes are .*max-autotune"):
         torch.compile(model, backend="overlap", mode="fast")
+    with pytest.raises(OptionError, match="mode='fast' is unknown"):
+        torch.compile(model, backend="overlap", options={"mode": "fast"})
     assert footprint(model) == before
 
 

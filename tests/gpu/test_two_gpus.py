@@ -75,19 +75,22 @@ def inductor_against_as_written(policy: MixedPrecisionPolicy) -> list[str]:
     return _differing(expected, _numbers(policy, scheduled({}).prepare))
 
 
-def copies_against_nccl(backend: str, steps: int) -> list[str]:
-    """Steps of two models side by side, memory churned with NaN in between: what differs, with its step."""
+RING = {"transport": "nccl", "reduction": "ring"}
+COPIES = {"transport": "copy_engine"}
+GRAPHS = {"mode": "reduce-overhead"}
+
+
+def side_by_side(backend: str, steps: int, *both: dict[str, str]) -> list[str]:
+    """Steps of two models with other options each, memory churned with NaN in between: what differs, with its step."""
     found: list[str] = []
     with reproducible():
-        ring, copies = (
-            _workload(BF16, partial(_compiled_with, backend, options))
-            for options in ({"transport": "nccl", "reduction": "ring"}, {"transport": "copy_engine"})
-        )
+        one, other = (_workload(BF16, partial(_compiled_with, backend, options)) for options in both)
         for step in range(steps):
             junk = [torch.full((2**size,), float("nan"), device=_device()) for size in range(10, 22)]
             del junk
-            differing = _differing(*(_after(workload) for workload in (ring, copies)))
+            differing = _differing(*(_after(workload) for workload in (one, other)))
             found += [f"step {step}: {name}" for name in differing]
+    torch.compiler.reset()  # recorded graphs hold the communicator's kernels
     return found
 
 
@@ -156,8 +159,10 @@ CASES: dict[str, Callable[[], Any]] = {
     "eager fp32": partial(eager_against_fsdp2, FP32),
     "eager bf16": partial(eager_against_fsdp2, BF16),
     "inductor bf16": partial(inductor_against_as_written, BF16),
-    "copies, eager": partial(copies_against_nccl, "overlap_eager", 100),
-    "copies, inductor": partial(copies_against_nccl, "overlap", 50),
+    "copies, eager": partial(side_by_side, "overlap_eager", 100, RING, COPIES),
+    "copies, inductor": partial(side_by_side, "overlap", 50, RING, COPIES),
+    "copies in CUDA graphs": partial(side_by_side, "overlap", 50, COPIES, COPIES | GRAPHS),
+    "NCCL in CUDA graphs": partial(side_by_side, "overlap", 50, RING, RING | GRAPHS),
     "order": orders_in_generated_code,
 }
 
@@ -170,6 +175,11 @@ def outcomes():
 
 @pytest.mark.parametrize("case", ["copies, eager", "copies, inductor"])
 def test_copies_give_the_bits_of_nccl_in_every_step(outcomes, case) -> None:
+    assert outcomes[case].values() == ([], [])
+
+
+@pytest.mark.parametrize("case", ["copies in CUDA graphs", "NCCL in CUDA graphs"])
+def test_recorded_graphs_give_the_bits_of_the_same_code_in_every_step(outcomes, case) -> None:
     assert outcomes[case].values() == ([], [])
 
 
