@@ -65,13 +65,14 @@ def analyze_files(names: Sequence[str]) -> Analysis:
     Raises:
         TraceError: a name stands for nothing, or no file can be read.
     """
-    from overlap_pass.cli.progress import Progress
     from overlap_pass.traces.analyse import analyse
     from overlap_pass.traces.files import find_traces
 
     captures = _read(find_traces(names))
     if sum(len(capture.events) for capture in captures) < _MANY_EVENTS:
         return analyse(captures)
+    from overlap_pass.cli.progress import Progress
+
     with Progress() as progress:
         progress.show("finding causes")
         return analyse(captures)
@@ -98,23 +99,28 @@ def _read(paths: Sequence[Path]) -> list[Capture]:
 
 
 def _write(args: argparse.Namespace, report: AnalysisReport) -> None:
-    from overlap_pass.report import analysis_html, analysis_perfetto, analysis_tensorboard
+    # What is not asked for is not imported: a small trace is read in less time than all of it takes.
+    if args.html is not None:
+        from overlap_pass.report import analysis_html
 
-    renderers: tuple[tuple[Path | None, Callable[[AnalysisReport], str], str], ...] = (
-        (args.html, analysis_html.render, "open it in a browser"),
-        (args.perfetto, analysis_perfetto.render, "open it in ui.perfetto.dev beside the trace"),
-    )
-    for path, render, hint in renderers:
-        if path is None:
-            continue
-        try:
-            path.write_text(render(report), encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"{path}: cannot be written ({error.strerror or error})") from error
-        print(f"{path}: {hint}", file=sys.stderr)
+        _write_file(args.html, analysis_html.render(report), "open it in a browser")
+    if args.perfetto is not None:
+        from overlap_pass.report import analysis_perfetto
+
+        _write_file(args.perfetto, analysis_perfetto.render(report), "open it in ui.perfetto.dev beside the trace")
     if args.tensorboard is not None:
+        from overlap_pass.report import analysis_tensorboard
+
         analysis_tensorboard.write(report, args.tensorboard)
         print(f"{args.tensorboard}: tensorboard --logdir {args.tensorboard}", file=sys.stderr)
+
+
+def _write_file(path: Path, content: str, hint: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"{path}: cannot be written ({error.strerror or error})") from error
+    print(f"{path}: {hint}", file=sys.stderr)
 
 
 @contextmanager

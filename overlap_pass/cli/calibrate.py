@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 from pathlib import Path
@@ -89,6 +88,8 @@ def _say(what: str) -> None:
 
 
 def _write(found: Calibration, args: argparse.Namespace) -> None:
+    import datetime
+
     from overlap_pass.cost.write import to_toml
     from overlap_pass.report import calibration_text
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -78,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception, *, debug: bool) -> int:
     if debug:
+        import traceback
+
         traceback.print_exception(error)
     if isinstance(error, OverlapPassError):
         print(f"overlap-pass: error: {_one_line(error)}", file=sys.stderr)

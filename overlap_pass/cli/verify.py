@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import logging
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +98,8 @@ def _arguments(switch: str, pairs: list[str]) -> dict[str, Any]:
 
 
 def _tell_progress() -> None:
+    import logging
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("verify: %(message)s"))
     logger = logging.getLogger("overlap_pass.verify")
@@ -110,6 +109,8 @@ def _tell_progress() -> None:
 
 def _command(args: argparse.Namespace) -> str:
     """What to type to measure this again; where the results went is left out."""
+    import shlex
+
     import torch.distributed as dist
 
     words = ["torchrun", "--nproc-per-node", str(dist.get_world_size()), "-m", "overlap_pass", "verify", args.target]
@@ -125,6 +126,7 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _write(verification: Verification, args: argparse.Namespace) -> None:
+    import datetime
     from dataclasses import replace
 
     from overlap_pass.report import html, verification_text

@@ -47,13 +47,16 @@ def intersection(first: Sequence[Interval], second: Sequence[Interval]) -> list[
     common: list[Interval] = []
     i = j = 0
     while i < len(first) and j < len(second):
-        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
-        if start < end:
-            common.append((start, end))
-        if first[i][1] < second[j][1]:
+        (start, end), (other_start, other_end) = first[i], second[j]
+        if end < other_end:
             i += 1
         else:
             j += 1
+            end = other_end
+        if start < other_start:
+            start = other_start
+        if start < end:
+            common.append((start, end))
     return common
 
 

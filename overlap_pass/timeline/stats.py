@@ -104,7 +104,7 @@ def measure(timeline: Timeline) -> OverlapStats:
     compute = union(_intervals(timeline.spans, SpanKind.COMPUTE))
     communication = union(_intervals(timeline.spans, SpanKind.COMMUNICATION))
     copies = union(_intervals(timeline.spans, SpanKind.COPY))
-    exposed = exposed_intervals(timeline)
+    exposed = difference(communication, compute)
     busy = union([*compute, *communication])
     collectives = [span for span in timeline.spans if span.kind is SpanKind.COMMUNICATION]
     return OverlapStats(

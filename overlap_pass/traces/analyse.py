@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median_low
 
 from overlap_pass.errors import TraceError
 from overlap_pass.timeline.intervals import Cover, Interval, difference, intersection, total_ns, union
@@ -92,7 +91,8 @@ def analyse(captures: Sequence[Capture]) -> Analysis:
     seen = [[_seen(device, event) for event in rows] for device, rows in zip(devices, collectives, strict=True)]
     # Two traces of one rank are two times, not two ranks: they cannot have waited for each other.
     names = [(device.capture.rank, device.number) for device in devices if device.capture.rank is not None]
-    waits = find_waits(seen) if len(set(names)) == len(names) else Waits.unknown(seen)
+    several = len(devices) > 1 and len(set(names)) == len(names)
+    waits = find_waits(seen) if several else Waits.unknown(seen)
     alone = len(devices) == 1 or not any(wait is not None for row in waits.waits_ns for wait in row)
     figures = [
         _figures(device, _Waiting({id(e): wait for e, wait in zip(rows, waited, strict=True)}, alone))
@@ -183,7 +183,8 @@ def _figures(device: _Device, waiting: _Waiting) -> DeviceFigures:
 
 def _typical(steps: Sequence[StepFigures]) -> int:
     candidates = [i for i, step in enumerate(steps) if step.counts] or list(range(len(steps)))
-    length_ns = median_low([steps[i].stats.step_ns for i in candidates])
+    lengths_ns = sorted(steps[i].stats.step_ns for i in candidates)
+    length_ns = lengths_ns[(len(lengths_ns) - 1) // 2]
     return next(i for i in candidates if steps[i].stats.step_ns == length_ns)
 
 

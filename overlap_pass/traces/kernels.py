@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from overlap_pass.timeline.intervals import Interval, union
 from overlap_pass.timeline.spans import Span, SpanKind
@@ -90,19 +91,38 @@ class DeviceEvent:
 def device_events(events: Sequence[Event], launches: Launches) -> tuple[DeviceEvent, ...]:
     """The events that ran on a device and took time, sorted by (start, lane, name)."""
     on_device = [e for e in events if (e.category in _KERNELS or e.category in _COPIES) and e.start_ns < e.end_ns]
-    numbers = _device_numbers(on_device)
-    ranges = _collective_ranges(events)
+    streams = _streams(on_device, _collective_ranges(events))
     linked = link_in_order(on_device, launches.of(on_device), launches.unanswered)
     found = [
-        _device_event(event, launch, numbers[_device(event)], ranges.get((*_device(event), _lane(event)), ()))
+        _device_event(event, launch, streams[event.pid, event.tid, event.device, event.stream])
         for event, launch in zip(on_device, linked, strict=True)
     ]
     return tuple(sorted(found, key=lambda e: (e.span.start_ns, e.span.lane, e.span.name)))
 
 
-def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequence[Interval]) -> DeviceEvent:
+class _Stream(NamedTuple):
+    """Where events ran: the device's number, the lane, and where ``nccl:`` annotations lie on it."""
+
+    device: int
+    lane: str
+    ranges: Sequence[Interval]
+
+
+def _streams(
+    events: Iterable[Event], ranges: Mapping[tuple[int | str, int, str], Sequence[Interval]]
+) -> dict[tuple[object, ...], _Stream]:
+    """What an event says of its place → the stream: thousands of events share a few."""
+    firsts = {(event.pid, event.tid, event.device, event.stream): event for event in events}
+    numbers = _device_numbers(firsts.values())
+    return {
+        place: _Stream(numbers[_device(event)], _lane(event), ranges.get((*_device(event), _lane(event)), ()))
+        for place, event in firsts.items()
+    }
+
+
+def _device_event(event: Event, launch: Launch | None, stream: _Stream) -> DeviceEvent:
     op = launch.within.op if launch and not launch.in_order else ""
-    rule = _rule(event, op, ranges)
+    rule = _rule(event, op, stream.ranges)
     kind = SpanKind.COMMUNICATION if rule else _kind_without_rule(event)
     within = launch.within.op if launch else ""
     issued = within if issues_collective(within) or copies_for_peers(within) else ""
@@ -111,14 +131,14 @@ def _device_event(event: Event, launch: Launch | None, device: int, ranges: Sequ
         span=Span(
             name=event.name,
             kind=kind,
-            lane=_lane(event),
+            lane=stream.lane,
             start_ns=event.start_ns,
             end_ns=event.end_ns,
             collective=collective,
             payload_bytes=payload_bytes(event.args) if rule else None,
             unit=launch.within.unit if rule and launch else None,
         ),
-        device=device,
+        device=stream.device,
         rule=rule,
         launch=launch,
         transport=transport_of(event.category in _COPIES, event.name) if rule else None,
@@ -149,6 +169,8 @@ def _kind_without_rule(event: Event) -> SpanKind:
 
 
 def _is_inside(event: Event, ranges: Sequence[Interval]) -> bool:
+    if not ranges:
+        return False
     position = bisect_right(ranges, event.start_ns, key=lambda interval: interval[0]) - 1
     return position >= 0 and event.end_ns <= ranges[position][1]
 

@@ -11,7 +11,6 @@ import enum
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import pairwise
-from statistics import median
 
 from overlap_pass.traces.kernels import DeviceEvent
 from overlap_pass.traces.records import Mark, TraceFile
@@ -103,6 +102,8 @@ def _key(event: DeviceEvent) -> Hashable:
 
 def _longest_pause(times: Sequence[int], period: int) -> int:
     """The position in the sequence, below ``period``, that the longest pause comes before."""
+    from statistics import median  # slow to import, and most traces have steps
+
     pauses = [[times[i] - times[i - 1] for i in range(start, len(times), period) if i] for start in range(period)]
     return max(range(period), key=lambda start: (median(pauses[start]), -start))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from overlap_pass.traces.collectives import Match
 
@@ -115,6 +114,8 @@ def _groups(ranks: Sequence[Sequence[RankCollective]]) -> dict[_Key, _Group]:
 
 def _offsets_ns(ranks: Sequence[Sequence[RankCollective]], groups: Sequence[_Group]) -> tuple[int, ...]:
     """What brings the ends of the collectives together, rank by rank against the first that it has one in common with."""
+    from statistics import median  # slow to import, and of no use with one rank
+
     offsets: dict[int, int] = {}
     for r in range(len(ranks)):
         gaps: list[int] = []

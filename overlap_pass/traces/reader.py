@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from overlap_pass.traces.records import Columns, Event, Mark, Place, Thread, TraceFile
+from overlap_pass.traces.records import Event, Mark, Place, Thread, TraceFile
 
 __all__ = ["Reader"]
 
@@ -40,11 +40,11 @@ _UNWANTED = re.compile(
     re.VERBOSE,
 )
 # The beginning of an event as Kineto writes it, with a name that needs no unescaping: category, name, process and
-# thread, begin in microseconds and its decimals, duration likewise.
+# thread, begin and duration in microseconds, whole or to the nanosecond.
 _HEAD = re.compile(
     r'\s*\{\s*"ph":\s*"X",\s*"cat":\s*"(\w+)",\s*"name":\s*"([^"\\\x00-\x1f]*)",'
     r'\s*("pid":[^,]+,\s*"tid":[^,]+),'
-    r'\s*"ts":\s*(\d{1,19})(?:\.(\d{1,3}))?,\s*"dur":\s*(\d{1,19})(?:\.(\d{1,3}))?,\s*"args":\s*\{'
+    r'\s*"ts":\s*(\d{1,19}(?:\.\d{3})?),\s*"dur":\s*(\d{1,19}(?:\.\d{3})?),\s*"args":\s*\{'
 )
 _CORRELATION = re.compile(r'"correlation":\s*(\d{1,19})')
 _DEVICE_ARGUMENTS = re.compile(
@@ -71,23 +71,25 @@ class Reader:
         """Read what can be read without parsing, drop what nobody asks for, and give back the rest."""
         head, unwanted, written = _HEAD.match, _UNWANTED.match, self._written
         rest: list[str] = []
+        seen = 0
         for text in texts:
             found = head(text)
             if found is None:
                 if not unwanted(text):
                     rest.append(text)
                 continue
-            category, name, place, start, start_ns, length, length_ns = found.groups()
+            category, name, place, start, length = found.groups()
             try:
                 sink = written[category, place]
             except KeyError:
                 sink = written[category, place] = self._sink(category, _place(place))
-            begin_ns = int(start + start_ns.ljust(3, "0")) if start_ns else 1000 * int(start)
-            end_ns = begin_ns + (int(length + length_ns.ljust(3, "0")) if length_ns else 1000 * int(length))
-            if end_ns >= _FURTHEST_NS or (sink and not sink.take(name, begin_ns, end_ns, text, found.end())):
+            start_ns = int(start.replace(".", "")) if "." in start else 1000 * int(start)
+            end_ns = start_ns + (int(length.replace(".", "")) if "." in length else 1000 * int(length))
+            if end_ns >= _FURTHEST_NS or (sink and not sink.take(name, start_ns, end_ns, text, found.end())):
                 rest.append(text)
-            else:
-                self.file.seen += 1
+                continue
+            seen += 1
+        self.file.seen += seen
         return rest
 
     def add(self, rows: Iterable[object]) -> None:
@@ -160,9 +162,11 @@ class _OnCpu:
         self._ranges = file.ranges if category == "user_annotation" else None
         self._marks = names.marks if category in _OPS else {}
         self._numbers, self._new = names.numbers, names.number
-        self._columns: Columns = thread.ops if category in _OPS else thread.calls
+        columns = thread.ops if category in _OPS else thread.calls
         if category in _FRAMES:
-            self._numbers, self._new, self._columns = names.frames, names.number_of_frame, thread.frames
+            self._numbers, self._new, columns = names.frames, names.number_of_frame, thread.frames
+        self._add_start, self._add_end = columns.starts_ns.append, columns.ends_ns.append
+        self._add_name = columns.names.append
 
     def take(self, name: str, start_ns: int, end_ns: int, text: str, position: int) -> bool:
         """Keep an event whose arguments begin at ``position`` of its text."""
@@ -181,9 +185,9 @@ class _OnCpu:
             number = self._new(name)
         if number < 0:
             return
-        self._columns.starts_ns.append(start_ns)
-        self._columns.ends_ns.append(end_ns)
-        self._columns.names.append(number)
+        self._add_start(start_ns)
+        self._add_end(end_ns)
+        self._add_name(number)
         if self._correlations is not None:
             self._correlations.append(correlation if 0 < correlation < _FURTHEST_NS else 0)
         if self._ranges is not None:

@@ -60,8 +60,9 @@ class Columns:
 
     def nested_order(self) -> Iterable[int]:
         """Positions by (start, longest first), so that what encloses comes before what is enclosed."""
-        starts, ends = self.starts_ns, self.ends_ns
-        return sorted(range(len(starts)), key=lambda i: (starts[i], -ends[i]))
+        # Two stable sorts by numbers take half of one by pairs.
+        longest_first = sorted(range(len(self)), key=self.ends_ns.__getitem__, reverse=True)
+        return sorted(longest_first, key=self.starts_ns.__getitem__)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ grid do the same work, roughly; those with a collective beside them are compared
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap_pass.timeline.intervals import Cover, union
@@ -45,21 +45,25 @@ class Slowdown:
         return self.overlapped_ns / self.expected_ns if enough else None
 
 
-def find_slowdown(events: Iterable[DeviceEvent]) -> Slowdown:
-    """The slow-down of compute on one device."""
-    events = list(events)
-    communication = [e.span for e in events if e.span.kind is SpanKind.COMMUNICATION]
-    cover = Cover(union((span.start_ns, span.end_ns) for span in communication))
+def find_slowdown(events: Sequence[DeviceEvent]) -> Slowdown:
+    """The slow-down of compute on one device, of events sorted by start."""
+    communication = union(
+        (event.span.start_ns, event.span.end_ns) for event in events if event.span.kind is SpanKind.COMMUNICATION
+    )
+    cover = Cover(communication)
     alone: dict[str, list[int]] = defaultdict(list)
     beside: dict[str, list[int]] = defaultdict(list)
+    upcoming = 0
     for event in events:
-        if event.span.kind is not SpanKind.COMPUTE:
+        span = event.span
+        if span.kind is not SpanKind.COMPUTE:
             continue
-        overlap_ns = cover.within_ns(event.span.start_ns, event.span.end_ns)
-        if overlap_ns == 0:
-            alone[event.shape].append(event.span.duration_ns)
-        elif overlap_ns >= LEAST_SHARE * event.span.duration_ns:
-            beside[event.shape].append(event.span.duration_ns)
+        while upcoming < len(communication) and communication[upcoming][1] <= span.start_ns:
+            upcoming += 1
+        if upcoming == len(communication) or communication[upcoming][0] >= span.end_ns:
+            alone[event.shape].append(span.duration_ns)
+        elif cover.within_ns(span.start_ns, span.end_ns) >= LEAST_SHARE * span.duration_ns:
+            beside[event.shape].append(span.duration_ns)
     both = sorted(alone.keys() & beside.keys())
     return Slowdown(
         overlapped_ns=sum(sum(beside[shape]) for shape in both),

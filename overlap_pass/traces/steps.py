@@ -13,6 +13,7 @@ had no or little work of an earlier step left to do there, its figures are as go
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -121,16 +122,13 @@ def _steps_of(device: int, marks: Sequence[Mark], events: Sequence[DeviceEvent],
 
 def _last_ends(marks: Sequence[Mark], events: Iterable[DeviceEvent]) -> dict[int, int]:
     """Number of a mark → when the last event that was launched inside it ends; without those that launched nothing."""
-    ordered = sorted((event for event in events if event.launch is not None), key=lambda e: e.launch_ns or 0)
+    launched = sorted((event.launch.start_ns, event.span.end_ns) for event in events if event.launch is not None)
     ends: dict[int, int] = {}
-    position = 0
-    for mark in sorted(marks, key=lambda mark: mark.start_ns):
-        while position < len(ordered) and (ordered[position].launch_ns or 0) < mark.start_ns:
-            position += 1
-        i = position
-        while i < len(ordered) and (ordered[i].launch_ns or 0) < mark.end_ns:
-            ends[mark.number] = max(ends.get(mark.number, 0), ordered[i].span.end_ns)
-            i += 1
+    for mark in marks:
+        first = bisect_left(launched, (mark.start_ns,))
+        last = bisect_left(launched, (mark.end_ns,))
+        if first < last:
+            ends[mark.number] = max(end_ns for _, end_ns in launched[first:last])
     return ends
 
 
