@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from overlap_pass.report.analysis import AnalysisReport, part
 from overlap_pass.report.table import percent, time_ns
 from overlap_pass.traces.figures import DeviceFigures
 
-__all__ = ["write"]
+__all__ = ["page", "write"]
 
 _WARNING = (
     "The figures on this page are those of overlap-pass. The profiler plugin's own figures of communication and overlap are "
@@ -44,7 +46,7 @@ def write(report: AnalysisReport, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, path in _traces(report.analysis.devices):
             _link(path, folder / name)
-        (folder / "overlap-pass.md").write_text(_page(report), encoding="utf-8")
+        (folder / "overlap-pass.md").write_text(page(report), encoding="utf-8")
         writer = writers.EventFileWriter(str(folder))
         for step, summary in _summaries(report, summaries, tensors):
             writer.add_event(events.Event(wall_time=float(step), step=step, summary=summary))
@@ -77,7 +79,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _summaries(report: AnalysisReport, summaries: Any, tensors: Any) -> Iterator[tuple[int, Any]]:
     plugin = summaries.SummaryMetadata(plugin_data=summaries.SummaryMetadata.PluginData(plugin_name="text"))
-    text = tensors.TensorProto(dtype=7, string_val=[_page(report).encode()])  # 7 is DT_STRING
+    text = tensors.TensorProto(dtype=7, string_val=[page(report).encode()])  # 7 is DT_STRING
     yield 0, summaries.Summary(value=[summaries.Summary.Value(tag="overlap-pass", metadata=plugin, tensor=text)])
     for device in report.analysis.devices:
         for position, step in enumerate(device.steps):
@@ -95,18 +97,24 @@ def _summaries(report: AnalysisReport, summaries: Any, tensors: Any) -> Iterator
             yield position if step.number is None else step.number, summaries.Summary(value=rows)
 
 
-def _page(report: AnalysisReport) -> str:
+def page(report: AnalysisReport) -> str:
     """Markdown."""
-    lines = [f"# {report.title}", "", report.verdict, "", f"**{_WARNING}**", ""]
+    lines = [f"# {_plain(report.title)}", "", _plain(report.verdict), "", f"**{_WARNING}**", ""]
     lines += ["| device | step | compute | exposed | hidden | idle |", "| --- | --- | --- | --- | --- | --- |"]
     for device in report.analysis.devices:
         stats = device.step.stats
         hidden = None if stats.hidden_fraction is None else 100 * stats.hidden_fraction
         lines.append(
-            f"| {device.label}, {device.step.name} | {time_ns(stats.step_ns)} | {part(stats.compute_ns, device.step)} | "
+            f"| {_plain(f'{device.label}, {device.step.name}')} | {time_ns(stats.step_ns)} | {part(stats.compute_ns, device.step)} | "
             f"{part(stats.exposed_ns, device.step)} | {percent(hidden)} | {part(stats.idle_ns, device.step)} |"
         )
     lines.append("")
     for number, finding in enumerate(report.findings, 1):
-        lines.append(f"{number}. **{finding.title}**: {time_ns(finding.cost_ns)} a step. {finding.action}")
-    return "\n".join([*lines, "", *(f"- {note}" for note in report.notes)]) + "\n"
+        title, action = _plain(finding.title), _plain(finding.action)
+        lines.append(f"{number}. **{title}**: {time_ns(finding.cost_ns)} a step. {action}")
+    return "\n".join([*lines, "", *(f"- {_plain(note)}" for note in report.notes)]) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text with names from a trace: neither HTML nor Markdown."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", escape(" ".join(text.split()), quote=False))

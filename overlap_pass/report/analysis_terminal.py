@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from overlap_pass.report.analysis import AnalysisReport, part, residual_ns
+from overlap_pass.report.console import printed
 from overlap_pass.report.table import NOT_KNOWN, percent, time_ns
 from overlap_pass.traces.advice import IDLE_NAMES, reorder_bound_ns
 from overlap_pass.traces.causes import ExposedCause, IdleCause
@@ -40,12 +40,7 @@ def render(report: AnalysisReport, *, width: int = 100, colour: bool = False) ->
         width: columns; longer names end in an ellipsis.
         colour: with ANSI colours and bold print.
     """
-    output = io.StringIO()
-    console = Console(
-        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
-    )
-    console.print(Group(*_parts(report, width)))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+    return printed(_parts(report, width), width=width, colour=colour)
 
 
 def _parts(report: AnalysisReport, width: int) -> Iterable[RenderableType]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from statistics import median
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from overlap_pass.cost.calibration import Calibration
+from overlap_pass.report.console import printed
 from overlap_pass.units import format_us
 
 __all__ = ["render"]
@@ -18,21 +19,21 @@ __all__ = ["render"]
 
 def render(found: Calibration, *, width: int = 100) -> str:
     """Text ending in a newline."""
-    output = io.StringIO()
-    console = Console(file=output, width=width, highlight=False)
-    console.print(Text(found.hardware.name, style="bold"))
+    return printed(_parts(found), width=width)
+
+
+def _parts(found: Calibration) -> Iterator[RenderableType]:
+    yield Text(found.hardware.name, style="bold")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("measured", no_wrap=True)
     for heading in ("time", "model", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     for point in found.points:
         table.add_row(
-            point.what, format_us(point.measured_us), format_us(point.model_us), f"{point.error_percent:+.0f} %"
+            Text(point.what), format_us(point.measured_us), format_us(point.model_us), f"{point.error_percent:+.0f} %"
         )
-    console.print(table)
-    for line in _summary(found):
-        console.print(Text(line))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+    yield table
+    yield from map(Text, _summary(found))
 
 
 def _summary(found: Calibration) -> list[str]:

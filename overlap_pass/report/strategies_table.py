@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from overlap_pass.report.console import printed
 from overlap_pass.report.table import NOT_KNOWN
 from overlap_pass.units import format_bytes, format_us
 
@@ -56,10 +55,6 @@ def beside_one_bound(rows: Sequence[Row]) -> list[Row]:
 
 def render(title: str, rows: Sequence[Row], *, width: int = 100, colour: bool = False) -> str:
     """The table as text, the shortest step in bold; refusals as lines below it."""
-    output = io.StringIO()
-    console = Console(
-        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
-    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=Text(title), title_justify="left")
     table.add_column("strategy", no_wrap=True)
     for heading in ("step", "exposed", "peak", "gap to bound", "planning"):
@@ -68,11 +63,8 @@ def render(title: str, rows: Sequence[Row], *, width: int = 100, colour: bool = 
     for row in rows:
         style = "bold" if row.step_us is not None and row.step_us == best_us else ""
         table.add_row(Text(row.strategy), *_cells(row), style=style)
-    console.print(table)
-    for row in rows:
-        if row.refused:
-            console.print(Text(f"{row.strategy}: {row.refused}"))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+    refused = [Text(f"{row.strategy}: {row.refused}") for row in rows if row.refused]
+    return printed([table, *refused], width=width, colour=colour)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overlap_pass.report.console import printed
 from overlap_pass.report.sweep import HIDDEN_PERCENT, Point, Sweep
 from overlap_pass.units import format_bytes, format_us
 
@@ -29,24 +30,21 @@ HEADINGS = (
 
 def render(sweep: Sweep, *, width: int = 100, colour: bool = False) -> str:
     """The table as text, ending in a newline."""
-    output = io.StringIO()
-    console = Console(
-        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
-    )
-    console.print(Text(sweep.title, style="bold"))
+    return printed(_parts(sweep), width=width, colour=colour)
+
+
+def _parts(sweep: Sweep) -> Iterator[RenderableType]:
+    yield Text(sweep.title, style="bold")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "budget" else "right")
     for series in sweep.series:
         for point in series.points:
             table.add_row(*map(Text, cells(point)))
-    console.print(table)
-    for series in sweep.series:
-        console.print(Text(series.verdict))
-    console.print(Text(f"Hidden: at most {HIDDEN_PERCENT:g} % of the step is exposed. Predicted.", style="dim"))
-    for what, why in sweep.refused:
-        console.print(Text(f"{what}: {why}"))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+    yield table
+    yield from (Text(series.verdict) for series in sweep.series)
+    yield Text(f"Hidden: at most {HIDDEN_PERCENT:g} % of the step is exposed. Predicted.", style="dim")
+    yield from (Text(f"{what}: {why}") for what, why in sweep.refused)
 
 
 def cells(point: Point) -> tuple[str, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from overlap_pass.report.comparison import Comparison, Side
+from overlap_pass.report.console import printed
 from overlap_pass.report.table import NOT_KNOWN, Tone, caption, rows, time_ns
 from overlap_pass.units import format_bytes
 
@@ -27,23 +28,15 @@ def render(comparison: Comparison, *, width: int = 100, colour: bool = False) ->
         width: columns; longer names end in an ellipsis.
         colour: with ANSI colours and bold print.
     """
-    output = io.StringIO()
-    console = Console(
-        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
-    )
-    console.print(_report(comparison, width))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+    return printed(_parts(comparison, width), width=width, colour=colour)
 
 
-def _report(comparison: Comparison, width: int) -> RenderableType:
-    parts: list[RenderableType] = [
-        Text(comparison.title, style="bold"),
-        Text(comparison.verdict),
-        _figures(comparison),
-        _worst(comparison.after, width),
-    ]
-    parts += [Text(f"Note: {note}", style="dim") for note in comparison.notes]
-    return Group(*parts)
+def _parts(comparison: Comparison, width: int) -> Iterator[RenderableType]:
+    yield Text(comparison.title, style="bold")
+    yield Text(comparison.verdict)
+    yield _figures(comparison)
+    yield _worst(comparison.after, width)
+    yield from (Text(f"Note: {note}", style="dim") for note in comparison.notes)
 
 
 def _figures(comparison: Comparison) -> Table:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from overlap_pass.report.console import printed
 from overlap_pass.report.verification import Measured, SystemKind, Verification
 from overlap_pass.units import format_bytes, format_us, ns_to_us
 
@@ -19,24 +20,23 @@ _NONE = "–"
 
 def render(verification: Verification, *, width: int = 120, colour: bool = False) -> str:
     """The measured systems as text, ending in a newline."""
-    output = io.StringIO()
-    console = Console(
-        file=output, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False
-    )
-    console.print(Text(verification.title, style="bold"))
-    console.print(Text(verification.verdict))
-    console.print(_table(verification))
+    return printed(_parts(verification), width=width, colour=colour)
+
+
+def _parts(verification: Verification) -> Iterator[RenderableType]:
+    yield Text(verification.title, style="bold")
+    yield Text(verification.verdict)
+    yield _table(verification)
     for cause in verification.causes:
-        console.print(Text(f"why: {cause}"))
+        yield Text(f"why: {cause}")
     for line in verification.scheduled.prediction_lines:
-        console.print(Text(line))
+        yield Text(line)
     for warning in verification.warnings:
-        console.print(Text(f"warning: {warning}"))
+        yield Text(f"warning: {warning}")
     for left in verification.left_out:
-        console.print(Text(f"left out: {left.name} ({left.reason})"))
+        yield Text(f"left out: {left.name} ({left.reason})")
     for name, value in verification.setting:
-        console.print(Text(f"{name}: {value}", style="dim"))
-    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()).rstrip() + "\n"
+        yield Text(f"{name}: {value}", style="dim")
 
 
 def _table(verification: Verification) -> Table:
@@ -47,7 +47,7 @@ def _table(verification: Verification) -> Table:
     compared = any(system.agreement is not None for system in verification.systems)
     for system in verification.systems:
         style = "bold" if system is verification.scheduled else ""
-        table.add_row(*_cells(system, compared), style=style)
+        table.add_row(*map(Text, _cells(system, compared)), style=style)
     return table
 
 
