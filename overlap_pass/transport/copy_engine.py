@@ -43,7 +43,7 @@ class _Arrival(dist.Work):
 
     def wait(self, timeout: object = None) -> bool:
         here = torch.cuda.current_stream()
-        if here != self._waited:
+        if self._waited is None or here != self._waited:  # torch's streams say False to `!= None`
             here.wait_event(self._event)
             self._waited = here
         return True

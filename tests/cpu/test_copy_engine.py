@@ -60,6 +60,9 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.add(lambda: None, lambda: event.done)
 
+    def __ne__(self, other: object) -> bool:
+        return other is not None and self is not other  # as torch's streams have it
+
 
 @dataclass
 class Memory:
