@@ -50,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     for output in (args.html, args.perfetto):
         if output is not None and not output.parent.is_dir():
             raise OptionError(f"{output}: there is no folder {output.parent}")
+    if args.tensorboard is not None:
+        from overlap_pass.report import analysis_tensorboard
+
+        analysis_tensorboard.require()
     report = analysis.AnalysisReport.of(analyze_files(args.traces))
     if args.json:
         sys.stdout.write(analysis.dumps(report))

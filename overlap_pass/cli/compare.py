@@ -25,8 +25,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="compare profiler traces before and after a change",
         description="Compare two traces, or two folders with those of all ranks: improved, worse, within noise, or not comparable.",
     )
-    parser.add_argument("before", help="file, glob or folder")
-    parser.add_argument("after", help="file, glob or folder")
+    parser.add_argument("before", metavar="BEFORE", help="file, glob or folder")
+    parser.add_argument("after", metavar="AFTER", help="file, glob or folder")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with both timelines")
     parser.set_defaults(run=run)
@@ -58,6 +58,8 @@ def _print_joined(found: Difference) -> None:
     from overlap_pass.report.table import time_ns
 
     changed = [row for row in found.joined if row.exposed_before_ns != row.exposed_after_ns][:_MOST_JOINED]
+    if changed:
+        print("\nExposed time that changed most, of collectives joined by kind, module and size")
     for row in changed:
         name = f"{row.collective} {row.unit or ''}".rstrip()
-        print(f"{name}: exposed {time_ns(row.exposed_before_ns)} → {time_ns(row.exposed_after_ns)}")
+        print(f"  {name}: {time_ns(row.exposed_before_ns)} → {time_ns(row.exposed_after_ns)}")

@@ -98,6 +98,9 @@ def _notes(analysis: Analysis) -> Iterator[str]:
     for note, labels in holders.items():
         who = ", ".join(labels) if len(labels) <= _MOST_NAMED else f"{len(labels)} devices"
         yield f"{who}: {note}"
+    worlds = sorted({device.world_size for device in analysis.devices if device.world_size})
+    if len(worlds) > 1:
+        yield f"World sizes differ ({', '.join(map(str, worlds))}): these are not ranks of one run. `overlap-pass compare` compares two."
     labels = [device.label for device in analysis.devices if device.rank is not None]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
@@ -112,7 +115,7 @@ def _notes(analysis: Analysis) -> Iterator[str]:
         yield f"{analysis.unmatched} collectives have no partner in another rank's trace; {analysis.matched} have one."
     if any(analysis.offsets_ns):
         shifts = ", ".join(
-            f"{device.label} {offset / 1e6:+.3f} ms"
+            f"{device.label} {offset / 1e6:+.3f} ms".replace("-", "−")
             for device, offset in zip(analysis.devices, analysis.offsets_ns, strict=True)
         )
         yield f"Clocks differ between the files; the ends of collectives were laid together ({shifts}), so waits are estimates."

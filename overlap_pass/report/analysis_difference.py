@@ -86,7 +86,7 @@ def difference(before: Analysis, after: Analysis) -> Difference:
         verdict=_verdict(outcome, first, second, reasons, sides),
         before=Side.of("before", sides[0].step.timeline),
         after=Side.of("after", sides[1].step.timeline),
-        notes=tuple(_notes(first, second, noise_ns, reasons)),
+        notes=tuple(_notes(first, second, noise_ns)),
     )
     return Difference(outcome, comparability, first, second, noise_ns, _joined(*sides), comparison)
 
@@ -124,9 +124,11 @@ def _outcome(change_ns: float, noise_ns: float, reasons: Sequence[str]) -> Outco
 def _comparability(before: Analysis, after: Analysis) -> tuple[float, list[str]]:
     """(shared part of the communication, why the two cannot be compared)."""
     reasons: list[str] = []
-    worlds = {device.world_size for device in (*before.devices, *after.devices) if device.world_size}
-    if len(worlds) > 1:
-        reasons.append(f"world sizes differ ({', '.join(map(str, sorted(worlds)))})")
+    worlds = [sorted({device.world_size for device in side.devices if device.world_size}) for side in (before, after)]
+    if all(worlds) and worlds[0] != worlds[1]:
+        reasons.append(
+            "world sizes differ ({} before, {} after)".format(*(", ".join(map(str, side)) for side in worlds))
+        )
     if len(before.devices) != len(after.devices):
         reasons.append(f"{len(before.devices)} devices before, {len(after.devices)} after")
     whole = [device.step.number is None for device in (*before.devices, *after.devices)]
@@ -163,7 +165,11 @@ def _verdict(
     if reasons:
         return f"Not comparable: {'; '.join(reasons)}."
     before_ns, after_ns = median(first), median(second)
-    change = f"{time_ns(round(before_ns))} → {time_ns(round(after_ns))} ({100 * (after_ns / before_ns - 1):+.1f} %)"
+    change = (
+        f"{time_ns(round(before_ns))} → {time_ns(round(after_ns))} ({100 * (after_ns / before_ns - 1):+.1f} %)".replace(
+            "-", "−"
+        )
+    )
     stats = sides[0].step.stats, sides[1].step.stats
     parts = ", ".join(
         f"{name} {_signed(getattr(stats[1], field) - getattr(stats[0], field))}"
@@ -173,10 +179,11 @@ def _verdict(
 
 
 def _signed(change_ns: int) -> str:
-    return ("+" if change_ns >= 0 else "−") + time_ns(abs(change_ns))
+    text = time_ns(abs(change_ns))
+    return text if text.startswith("0.0 ") else ("+" if change_ns > 0 else "−") + text
 
 
-def _notes(first: Sequence[int], second: Sequence[int], noise_ns: float, reasons: Sequence[str]) -> Iterable[str]:
+def _notes(first: Sequence[int], second: Sequence[int], noise_ns: float) -> Iterable[str]:
     yield (
         f"Medians of {len(first)} and {len(second)} steps, the longest of all ranks in each; differences below {time_ns(round(noise_ns))} "
         "are noise. The table shows the typical step of the slowest rank on each side."
@@ -184,7 +191,6 @@ def _notes(first: Sequence[int], second: Sequence[int], noise_ns: float, reasons
     if min(len(first), len(second)) < 2:
         yield "A single step says nothing about noise: take traces of several."
     yield "Both were measured under the profiler, which slows a CPU-bound step down: confirm with unprofiled steps."
-    yield from (f"Not comparable: {reason}." for reason in reasons)
 
 
 def _joined(before: DeviceFigures, after: DeviceFigures) -> tuple[JoinedCollective, ...]:

@@ -18,6 +18,7 @@ from overlap_pass.timeline.spans import SpanKind
 from overlap_pass.traces.advice import Finding
 from overlap_pass.traces.causes import ExposedCause
 from overlap_pass.traces.figures import Analysis, CollectiveFigures, DeviceFigures, StepFigures
+from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_bytes
 
 __all__ = ["render"]
@@ -190,7 +191,7 @@ def _worst(analysis: Analysis, drawn: list[DeviceFigures]) -> str:
 
 def _worst_row(device: DeviceFigures, row: CollectiveFigures, drawn: list[DeviceFigures], longest_ns: int) -> str:
     stats = row.stats
-    name = f"<b>{escape(stats.collective or 'collective')}</b> <span>{escape(stats.unit or stats.name)}</span>"
+    name = f"<b>{escape(stats.collective or 'collective')}</b> <span>{escape(stats.unit or function_of(stats.name))}</span>"
     if device in drawn:
         place = f'data-side="{drawn.index(device)}" data-lane="{escape(stats.lane)}" data-start="{stats.start_ns}" data-name="{escape(stats.name)}"'
         name = f'<button type="button" class="find" {place} title="Show in the timeline">{name}</button>'

@@ -7,6 +7,7 @@ communication and overlap figures are wrong. The text page in the same folder sa
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -20,12 +21,21 @@ from overlap_pass.report.analysis import AnalysisReport, part
 from overlap_pass.report.table import percent, time_ns
 from overlap_pass.traces.figures import DeviceFigures
 
-__all__ = ["page", "write"]
+__all__ = ["page", "require", "write"]
 
 _WARNING = (
     "The figures on this page are those of overlap-pass. The profiler plugin's own figures of communication and overlap are "
     "wrong on traces of current versions of PyTorch: it does not know their collectives and counts them as compute."
 )
+
+
+def require() -> None:
+    """
+    Raises:
+        EnvironmentRefused: tensorboard is not installed.
+    """
+    if importlib.util.find_spec("tensorboard") is None:
+        raise EnvironmentRefused("--tensorboard needs tensorboard: pip install 'overlap-pass[tensorboard]'")
 
 
 def write(report: AnalysisReport, folder: Path) -> None:
@@ -35,13 +45,11 @@ def write(report: AnalysisReport, folder: Path) -> None:
         EnvironmentRefused: tensorboard is not installed.
         TraceError: the folder cannot be written.
     """
-    try:
-        writers = importlib.import_module("tensorboard.summary.writer.event_file_writer")
-        events = importlib.import_module("tensorboard.compat.proto.event_pb2")
-        summaries = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-        tensors = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
-    except ModuleNotFoundError as error:
-        raise EnvironmentRefused("--tensorboard needs tensorboard: pip install 'overlap-pass[tensorboard]'") from error
+    require()
+    writers = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    events = importlib.import_module("tensorboard.compat.proto.event_pb2")
+    summaries = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    tensors = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, path in _traces(report.analysis.devices):

@@ -17,6 +17,7 @@ from overlap_pass.report.table import NOT_KNOWN, percent, time_ns
 from overlap_pass.traces.advice import IDLE_NAMES, reorder_bound_ns
 from overlap_pass.traces.causes import ExposedCause, IdleCause
 from overlap_pass.traces.figures import CollectiveFigures, DeviceFigures, StepFigures
+from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_bytes
 
 __all__ = ["EXPOSED_NAMES", "FigureRow", "figure_rows", "render", "worst"]
@@ -200,7 +201,7 @@ def _worst(report: AnalysisReport, width: int) -> RenderableType:
         stats = row.stats
         table.add_row(
             Text(stats.collective or "unknown"),
-            Text(stats.unit or stats.name),
+            Text(stats.unit or function_of(stats.name)),
             Text(row.transport.value),
             NOT_KNOWN if stats.payload_bytes is None else format_bytes(stats.payload_bytes),
             time_ns(stats.duration_ns),

@@ -18,6 +18,7 @@ from overlap_pass.report import jsonfile
 from overlap_pass.report.comparison import Comparison, Side
 from overlap_pass.report.table import NOT_KNOWN, Row, caption, rows, time_ns
 from overlap_pass.timeline.stats import CollectiveStats, exposed_intervals
+from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_bytes, format_us, ns_to_us
 
 __all__ = ["render"]
@@ -141,7 +142,7 @@ def _worst_row(key: str, row: CollectiveStats, longest_ns: int) -> str:
     )
     return (
         f'<tr><td><button type="button" class="find" {place} title="Show in the timeline">'
-        f"<b>{escape(row.collective or 'collective')}</b> <span>{escape(row.unit or row.name)}</span></button></td>"
+        f"<b>{escape(row.collective or 'collective')}</b> <span>{escape(row.unit or function_of(row.name))}</span></button></td>"
         f"<td>{payload}</td><td>{time_ns(row.duration_ns)}</td>"
         f'<td class="meter">{time_ns(row.exposed_ns)}<i style="width:{share:.1f}%"></i></td></tr>\n'
     )

@@ -58,8 +58,9 @@ def rows(comparison: Comparison) -> tuple[Row, ...]:
         _hidden_row(comparison),
         _time_row("idle", comparison, lambda stats: stats.idle_ns),
         _time_row("copies, exposed", comparison, lambda stats: stats.exposed_copy_ns),
-        _peak_row(comparison),
     ]
+    if before.peak_bytes is not None or after.peak_bytes is not None:
+        found.append(_peak_row(comparison))
     if comparison.bound_us:
         found.append(_gap_row(comparison, comparison.bound_us))
     return tuple(found)

@@ -12,6 +12,7 @@ from rich.text import Text
 from overlap_pass.report.comparison import Comparison, Side
 from overlap_pass.report.console import printed
 from overlap_pass.report.table import NOT_KNOWN, Tone, caption, rows, time_ns
+from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_bytes
 
 __all__ = ["render"]
@@ -71,7 +72,7 @@ def _worst(side: Side, width: int) -> RenderableType:
     for row in worst:
         table.add_row(
             _text(row.collective or "unknown"),
-            _text(row.name) if row.unit is None else _text(_last(row.unit, widths["serves"])),
+            _text(function_of(row.name)) if row.unit is None else _text(_last(row.unit, widths["serves"])),
             _text(row.lane),
             NOT_KNOWN if row.payload_bytes is None else format_bytes(row.payload_bytes),
             time_ns(row.duration_ns),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from overlap_pass.traces.causes import ExposedCause, IdleCause
 from overlap_pass.traces.figures import Analysis, DeviceFigures, StepFigures
+from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_us
 
 __all__ = ["LEAST_SHARE", "MOST_FINDINGS", "Finding", "advise", "is_cpu_bound", "reorder_bound_ns"]
@@ -162,18 +163,21 @@ def _cpu_bound(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
     step = device.step
     late_ns = step.exposed[ExposedCause.LATE]
     dispatch_ns, untraced_ns = step.idle[IdleCause.DISPATCH], step.idle[IdleCause.UNTRACED]
-    evidence = (
+    evidence = [
         f"queue empty: {_time(dispatch_ns)} in op dispatch, {_time(untraced_ns)} in Python or anything else that the trace does "
         "not show",
-        f"of {_time(step.stats.exposed_ns)} exposed communication {_time(late_ns)} passed before the next compute kernel was launched",
-    )
+    ]
+    if late_ns:
+        evidence.append(
+            f"of {_time(step.stats.exposed_ns)} exposed communication {_time(late_ns)} passed before the next compute kernel was launched"
+        )
     hint = "; another order of collectives, or prefetching, does not help here" if is_cpu_bound(step) else ""
     graphs = "" if device.coverage.graphs else ", CUDA graphs (torch.compile mode='reduce-overhead')"
     action = (
         f"launch less: torch.compile{graphs}, a larger batch, fused optimizers; the profiler itself slows a CPU-bound step down, so "
         f"compare with unprofiled steps{hint}"
     )
-    yield _finding(device, "cpu", "the CPU launches too late", _cpu_ns(step), evidence, action)
+    yield _finding(device, "cpu", "the CPU launches too late", _cpu_ns(step), tuple(evidence), action)
 
 
 def _transfer(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
@@ -183,13 +187,14 @@ def _transfer(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
     compute_ns = step.stats.compute_ns - step.helper_ns
     if is_cpu_bound(step) or sharded_ns - (step.wait_ns or 0) <= compute_ns or compute_ns <= 0:
         return
-    factor = math.ceil(10 * (sharded_ns - (step.wait_ns or 0)) / compute_ns) / 10
+    sent_ns = sharded_ns - (step.wait_ns or 0)
+    factor = math.ceil(10 * sent_ns / compute_ns) / 10
     evidence = (
         f"all-gathers, reduce-scatters and all-reduces take {_time(sharded_ns)}, compute {_time(compute_ns)}",
         f"they do not grow with the batch: from {factor:g} × the tokens per step on, compute could hide all of them",
     )
     action = (
-        f"batch size × {factor:g}, or gradient accumulation over {math.ceil(factor)} micro-batches without sync; else fewer bytes: bf16 "
+        f"batch size × {factor:g}, {_accumulation(step, sent_ns / sharded_ns, compute_ns)}; else fewer bytes: bf16 "
         "parameters and gradients, HSDP (shard inside a node), reshard_after_forward=False where memory allows"
     )
     yield _finding(
@@ -200,6 +205,20 @@ def _transfer(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
         evidence,
         action,
     )
+
+
+def _accumulation(step: StepFigures, sent: float, compute_ns: int) -> str:
+    """What accumulating gradients without sync is good for: it sends reductions once, and gathers with each micro-batch.
+
+    ``sent`` is the part of the communication that moves bytes. n micro-batches hide all of it from
+    ``n · compute ≥ n · gathers + reductions`` on.
+    """
+    gathers_ns = sent * step.kind_ns("all_gather")
+    reductions_ns = sent * (step.kind_ns("reduce_scatter") + step.kind_ns("all_reduce"))
+    if gathers_ns >= compute_ns:
+        return "for which gradient accumulation is no substitute, as each micro-batch gathers its parameters again"
+    micro_batches = max(2, math.ceil(reductions_ns / (compute_ns - gathers_ns)))
+    return f"or gradient accumulation over {micro_batches} micro-batches without sync"
 
 
 def _blocked(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
@@ -215,7 +234,7 @@ def _blocked(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
         worst = max(rows, key=lambda row: row.blocked_ns)
         evidence = (
             f"kernels that were launched waited {_time(blocked_ns)} for {len(rows)} {name}{'s' * (len(rows) != 1)}",
-            f"the worst: {worst.stats.unit or worst.stats.name[:60]}, exposed {_time(worst.stats.exposed_ns)} of "
+            f"the worst: {worst.stats.unit or function_of(worst.stats.name)}, exposed {_time(worst.stats.exposed_ns)} of "
             f"{_time(worst.stats.duration_ns)}",
             f"another order could save {_time(reorder_bound_ns(device))} of the step at the very most",
         )

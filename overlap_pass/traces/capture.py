@@ -104,9 +104,11 @@ def read_trace(path: str | Path, progress: Progress | None = None) -> Capture:
 
 
 def _nothing(file: TraceFile) -> str:
-    damage = f"; {file.damage}" if file.damage else ""
+    faults = [f"{file.unreadable} more are broken"] if file.unreadable else []
+    faults += [file.damage] if file.damage else []
+    broken = f" ({'; '.join(faults)})" if faults else ""
     return (
-        f"{file.path}: no event of a device among {file.seen} events ({file.unreadable} more are broken{damage}): profile "
+        f"{file.path}: no event of a device among {file.seen} events{broken}: profile "
         "with ProfilerActivity.CUDA, and wait for the device (torch.cuda.synchronize()) before the profiler stops"
     )
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 __all__ = [
     "copies_for_peers",
+    "function_of",
     "is_collective_kernel",
     "is_copy_kernel",
     "is_helper",
@@ -63,7 +64,7 @@ def shape_of(name: str, grid: str) -> str:
 @_by_name
 def is_collective_kernel(kernel: str) -> bool:
     """Whether a kernel of this name is a collective's."""
-    return bool(_COLLECTIVE_KERNEL.search(_function(kernel)))
+    return bool(_COLLECTIVE_KERNEL.search(function_of(kernel)))
 
 
 @_by_name
@@ -81,10 +82,10 @@ def is_copy_kernel(kernel: str) -> bool:
     return bool(_COPY_KERNEL.match(kernel))
 
 
-def _function(name: str) -> str:
-    """The qualified function of a C++ signature: without return type, template arguments and parameters.
+def function_of(name: str) -> str:
+    """The qualified function of a C++ signature: without return type, template arguments and parameters; any other name stays.
 
-    >>> _function("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)")
+    >>> function_of("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)")
     'multimem_all_reduce_kernel'
     """
     bare = name.removeprefix("void ").replace("(anonymous namespace)::", "")

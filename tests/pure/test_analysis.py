@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,25 @@ def test_more_to_send_than_to_compute_names_the_batch_from_which_on_it_is_hidden
     )
     finding = next(finding for finding in report_of(tmp_path, trace).findings if finding.kind == "transfer")
     assert "batch size × 2.5" in finding.action
-    assert "3 micro-batches" in finding.action
+    assert "gradient accumulation is no substitute" in finding.action
+
+
+def test_accumulation_is_advised_where_it_leaves_compute_to_hide_the_reductions(tmp_path: Path) -> None:
+    """A micro-batch computes for 80 µs and gathers for 40: three of them have 120 to hide reductions of 100 µs behind, two only 80."""
+    trace = Trace().kernel(NCCL, 0, 5, 45).kernel(GEMM, 1, 45, 85).kernel(SCATTER, 2, 85, 185).kernel(GEMM, 3, 185, 225)
+    finding = next(finding for finding in report_of(tmp_path, trace).findings if finding.kind == "transfer")
+    assert "batch size × 1.8" in finding.action
+    assert "gradient accumulation over 3 micro-batches without sync" in finding.action
+
+
+def test_traces_of_different_runs_are_told_to_be_compared(tmp_path: Path) -> None:
+    report = AnalysisReport.of(
+        ranks(tmp_path, *(Trace().kernel(GEMM, 0, 5, 15).kernel(NCCL, 1, 15, 95) for _ in range(2)))
+    )
+    assert not any("not ranks of one run" in note for note in report.notes)
+    devices = [replace(device, world_size=size) for device, size in zip(report.analysis.devices, (2, 8), strict=True)]
+    mixed = AnalysisReport.of(replace(report.analysis, devices=tuple(devices)))
+    assert any("World sizes differ (2, 8): these are not ranks of one run" in note for note in mixed.notes)
 
 
 def test_a_rank_that_waits_is_sent_to_the_late_rank_and_not_to_the_network(tmp_path: Path) -> None:
