@@ -35,9 +35,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--world", type=int, default=8, help="ranks to plan for (%(default)s)")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per rank and step (%(default)s)")
-    parser.add_argument("--hardware", default="h100", help="hardware name or TOML file (%(default)s)")
+    parser.add_argument("--hardware", "--gpu", default="h100", help="hardware name or TOML file (%(default)s)")
     parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
-    parser.add_argument("--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
+    parser.add_argument("--memory-budget", "--budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
     parser.add_argument(
         "--output", type=Path, default=Path("overlap-pass-demo.html"), help="page to write (%(default)s)"
     )

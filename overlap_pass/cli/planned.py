@@ -24,7 +24,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a preset (bench-1b, bench-2b, llama3-8b), package.module:build or file.py:build (%(default)s)",
     )
-    parser.add_argument("--gpu", default="h100", help="hardware name or TOML file (%(default)s)")
+    parser.add_argument("--gpu", "--hardware", default="h100", help="hardware name or TOML file (%(default)s)")
     parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
     parser.add_argument("--coalesce", help="'auto', 'off' or bytes of a coalesced launch")
 

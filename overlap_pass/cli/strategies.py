@@ -32,7 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_model(parser)
     parser.add_argument("--world", type=int, default=8, help="ranks (%(default)s)")
     parser.add_argument("--tokens", type=int, help="tokens per rank and step (presets: 8192)")
-    parser.add_argument("--budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'")
+    parser.add_argument(
+        "--budget", "--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)
 

@@ -33,7 +33,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--tokens", default="1024,2048,4096,8192,16384", help="tokens per rank, as a list (%(default)s)"
     )
-    parser.add_argument("--budget", default="fsdp2", help="budgets, as a list: fsdp2,60GiB (%(default)s)")
+    parser.add_argument(
+        "--budget", "--memory-budget", default="fsdp2", help="budgets, as a list: fsdp2,60GiB (%(default)s)"
+    )
     add_output(parser, "page to write: .html with the chart, or .json")
     parser.set_defaults(run=run)
 
