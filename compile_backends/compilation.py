@@ -13,6 +13,7 @@ import torch.fx as fx
 
 from compile_backends import roll_call
 from compile_backends.identity import capture_digest, place_in_world, rank_of_world, source_digest
+from compile_backends.modes import records_graphs
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
@@ -66,6 +67,8 @@ class Compilation:
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
+        if records_graphs(config.mode):
+            hardware = hardware.replaying()
         carriers = Carriers(config.transport, config.reduction)
         saved = None if config.plan is None else SavedPlans.load(config.plan, *place_in_world())
         shaped_by = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch._functorch.config as functorch_config
 import torch.fx as fx
 from torch._inductor import config as inductor_config
@@ -19,6 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitioner
 from compile_backends import roll_call
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
+from compile_backends.modes import mode_patches
 from compile_backends.settle import Settle
 from overlap_pass.config import Config
 from overlap_pass.errors import OptionError
@@ -26,7 +26,7 @@ from overlap_pass.fsdp.gather import gather
 from overlap_pass.rewrite.padding import note_padding
 from overlap_pass.rewrite.partition import prepare_joint, split
 
-__all__ = ["lower", "mode_patches"]
+__all__ = ["lower"]
 
 _KEEP_ORDER: dict[str, Any] = {
     "reorder_for_peak_memory": False,
@@ -158,17 +158,3 @@ def _caching(config: Config) -> dict[str, Any]:
     if not _exists(setting):
         return {}
     return {setting: {**getattr(inductor_config, setting), f"{gather.__module__}.{gather.__name__}": source_digest()}}
-
-
-def mode_patches(mode: str) -> dict[str, Any]:
-    """Inductor's settings for one of ``torch.compile``'s modes.
-
-    Raises:
-        OptionError: the mode is unknown.
-    """
-    if mode == "default":
-        return {}
-    known = torch._inductor.list_mode_options()
-    if mode not in known:
-        raise OptionError(f"mode={mode!r} is unknown; torch.compile's modes are {', '.join(sorted(known))}")
-    return dict(known[mode])

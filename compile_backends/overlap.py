@@ -16,6 +16,7 @@ import torch.fx as fx
 from compile_backends import eager, inductor
 from compile_backends.compilation import Compilation
 from compile_backends.first_steps import lowered
+from compile_backends.modes import mode_patches
 from overlap_pass.config import Config, FsdpMode
 from overlap_pass.errors import OptionError, UncapturedCollectives
 from overlap_pass.fsdp import autoconvert, discover
@@ -78,7 +79,7 @@ def _checked(backend: object, *, options: Mapping[str, Any] | None = None, mode:
         raise OptionError(
             f"mode={config.mode!r} has no effect on backend 'overlap_eager': leave it out or use 'overlap'"
         )
-    inductor.mode_patches(config.mode)
+    mode_patches(config.mode)
     config.hardware_for(device_name())
     if config.report is not None and is_first_rank():
         _refuse_unwritable("report", config.report)

@@ -7,6 +7,7 @@ clock.
 from __future__ import annotations
 
 import gc
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Effort:
         rounds, steps: blocks of ``steps`` steps alternate ``rounds`` times.
         profiled: steps in each trace; 0 for no traces.
         numbers: losses and gradients are compared, in builds of their own.
+        rehearsal: where there is no GPU, measure on CPUs over gloo: whether a step works, not what is gained.
     """
 
     warm_up: int = 5
@@ -55,6 +57,7 @@ class Effort:
     steps: int = 4
     profiled: int = 4
     numbers: bool = True
+    rehearsal: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ def measure(
     *,
     device: torch.device,
     progress: Report = lambda _: None,
+    traces: Path | None = None,
 ) -> Measurement:
     """Build each system once, then time them all in alternating blocks.
 
@@ -89,6 +93,7 @@ def measure(
         make_step: called once for each system (and once more for numbers); must build the same each time.
         variants: the systems; the first is the reference for numbers unless a variant names another.
         device: this rank's.
+        traces: folder to keep the profiler's traces in, one a system and rank; ``None`` keeps none.
     """
     bench = _Bench(device, effort, progress)
     if effort.numbers:
@@ -99,7 +104,7 @@ def measure(
         for variant in variants:
             bench.attempt(variant, make_step, bench.add)
         blocks = bench.time()
-        sides = bench.profile(blocks)
+        sides = bench.profile(blocks, traces)
     if device.type == "cuda":
         reset_cudagraph_trees()  # a communicator is not destroyed as long as a recorded graph holds its kernels
     reference = bench.entries[0].variant
@@ -203,7 +208,7 @@ class _Bench:
         workloads = [entry.workload for entry in self.entries]
         return interleaved(workloads, self.device, rounds=self.effort.rounds, steps=self.effort.steps)
 
-    def profile(self, blocks: Sequence[Blocks]) -> list[Side | None]:
+    def profile(self, blocks: Sequence[Blocks], traces: Path | None) -> list[Side | None]:
         if self.effort.profiled == 0 or self.device.type != "cuda":
             return [None for _ in self.entries]
         # Not before the timing: a profiler that has run once may slow launches down for good.
@@ -217,7 +222,7 @@ class _Bench:
         with tempfile.TemporaryDirectory() as folder:
             for entry, taken in zip(self.entries, blocks, strict=True):
                 self.progress(f"{entry.variant.name}: profiling")
-                path = Path(folder) / f"{len(sides)}.json.gz"
+                path = (traces or Path(folder)) / f"{_file_name(entry.variant.name)}-rank{dist.get_rank()}.json.gz"
                 profile_steps(entry.workload, path, steps=self.effort.profiled)
                 timeline = typical_step(path, entry.variant.name)
                 samples_us = tuple(step_us for block in taken for step_us in block)
@@ -295,6 +300,10 @@ def _build(variant: Variant, make_step: MakeStep) -> Workload:
     if (found := _any_reason(reason)) or run is None:
         raise EnvironmentRefused(found)
     return Workload(model, run, step, data)
+
+
+def _file_name(system: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", system).strip("-")
 
 
 def _first_line(error: Exception) -> str:

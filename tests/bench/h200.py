@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--profiled", type=int, default=4, help="profiled steps of each system, 0 for none")
+    parser.add_argument("--traces", type=Path, help="folder to keep the profiler's traces in")
     parser.add_argument("--numbers", action="store_true", help="compare losses and gradients (compiles all once more)")
     parser.add_argument("--record", type=Path, help="JSON file that the cases are added to")
     parser.add_argument("--table", type=Path, nargs="+", help="print the table of these records and measure nothing")
@@ -103,7 +104,14 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
     make_step: MakeStep = load_make_step(f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens})
     effort = Effort(args.warm_up, args.rounds, args.steps, args.profiled, args.numbers)
     ours = [options(text) for text in args.ours or [""]]
-    measured = measure(make_step, variants(args.systems, ours), effort, device=device, progress=partial(say, tokens))
+    measured = measure(
+        make_step,
+        variants(args.systems, ours),
+        effort,
+        device=device,
+        progress=partial(say, tokens),
+        traces=_folder(args.traces, tokens),
+    )
     torch._dynamo.reset()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -117,6 +125,14 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
     title = f"{args.model}, {tokens} tokens a rank, {args.transport}"
     warnings = (*concerns(), *measured.warnings)
     return Verification(title, measured.systems, measured.left_out, warnings, found)
+
+
+def _folder(traces: Path | None, tokens: int) -> Path | None:
+    if traces is None:
+        return None
+    folder = traces / f"t{tokens}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def variants(systems: str, ours: Sequence[dict[str, str]]) -> tuple[Variant, ...]:

@@ -98,3 +98,10 @@ def test_hardware_without_copy_engines_prices_them_as_its_communicator() -> None
     assert (
         price(gathering(True), without).duration_us["launch"] == price(gathering(False), without).duration_us["launch"]
     )
+
+
+def test_a_recorded_graph_costs_the_host_next_to_nothing() -> None:
+    program = gathering(by_copy=True)
+    launched, replayed = (sum(price(program, hardware).launch_us.values()) for hardware in (H200, H200.replaying()))
+    assert replayed < launched / 10
+    assert price(program, H200.replaying()).duration_us == price(program, H200).duration_us
