@@ -31,7 +31,6 @@ from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.rewrite.transport import carry
 from overlap_pass.saved_plans import SavedPlans, pinned
-from overlap_pass.spec import spec
 from overlap_pass.transport.choice import Carriers
 
 __all__ = ["Compilation"]
@@ -138,10 +137,9 @@ class Compilation:
             raise PlanError(f"report={str(path)!r} cannot be written: {error.strerror or error}") from error
 
     def _setting(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("torch", torch.__version__),
-            ("strategy", spec(self.config.strategy)),
-            ("hardware", self.hardware.name),
-            *(() if self.captured is None else (("captured", self.captured),)),
-            *(() if self.by_budget is None else self.by_budget.setting()),
-        )
+        pairs = {"torch": torch.__version__, "hardware": self.hardware.name, **dict(self.config.in_effect)}
+        if self.captured is not None:
+            pairs["captured"] = self.captured
+        if self.by_budget is not None:
+            pairs.update(self.by_budget.setting())
+        return tuple(pairs.items())

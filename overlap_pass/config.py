@@ -31,6 +31,9 @@ __all__ = ["Config", "FsdpMode", "Reduction", "Reshard", "Transport"]
 _DEFAULT_HARDWARE = "h100"
 _PAGES = (".html", ".json")
 
+_ANSWERED = ("strategy", "coalesce", "launch_order", "communicators_in_flight")
+"""Options that a saved plan answers."""
+
 Reshard = Literal["user", "auto"]
 Transport = Literal["auto", "nccl", "copy_engine"]
 Reduction = Literal["auto", "ring", "exchange"]
@@ -160,13 +163,20 @@ class Config:
             save_plan=None,
         )
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 over everything that can change a plan, contents of the hardware file included; for cache keys."""
-        content = {
+    @property
+    def in_effect(self) -> tuple[tuple[str, str], ...]:
+        """Options that shape a plan, as they are in effect, for reports; those that a saved plan answers are left out."""
+        answered = () if self.plan is None else _ANSWERED
+        shaping = {"plan": self.plan, **self._shaping, "pure_namespaces": ", ".join(self.pure_namespaces) or None}
+        return tuple(
+            (name, str(value)) for name, value in shaping.items() if value is not None and name not in answered
+        )
+
+    @property
+    def _shaping(self) -> dict[str, Any]:
+        return {
             "strategy": spec(self.strategy),
             "memory_budget": self.memory_budget.spec,
-            "hardware": repr(self.hardware),
             "fsdp": self.fsdp.value,
             "coalesce": self.coalesce,
             "transport": self.transport,
@@ -177,6 +187,11 @@ class Config:
             "pure_namespaces": self.pure_namespaces,
             "mode": self.mode,
         }
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that can change a plan, contents of the hardware file included; for cache keys."""
+        content = {**self._shaping, "hardware": repr(self.hardware)}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -222,7 +237,7 @@ def _folder(option: str) -> Callable[[Any], Any]:
 
 def _refuse_beside_plan(given: Mapping[str, Any]) -> None:
     """A saved plan says what these would say."""
-    for name in ("strategy", "coalesce", "launch_order", "communicators_in_flight", "save_plan"):
+    for name in (*_ANSWERED, "save_plan"):
         if given.get(name) is not None:
             raise OptionError(
                 f"{name}={given[name]!r} has no effect on a saved plan: leave it out, or plan={given['plan']!r}"

@@ -7,6 +7,7 @@ wraps it in a ``BackendCompilerFailed`` whose ``inner_exception`` is ours.
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -137,6 +138,18 @@ def test_a_report_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     page.mkdir()
     with pytest.raises(OptionError, match=r"report\.html' cannot be written: it is a folder"):
         torch.compile(llama(), backend="overlap_eager", options={"report": page})
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_report_says_which_options_were_in_effect(tmp_path: Path) -> None:
+    page = tmp_path / "report.json"
+    options = {"report": page, "memory_budget": "+1MiB", "coalesce": "off", "hardware": "a100", "reshard": "auto"}
+    torch.compile(llama(), backend="overlap_eager", options=options)(batch()).sum().backward()
+    setting = dict(json.loads(page.read_text(encoding="utf-8"))["setting"])
+    given = {"hardware": "a100", "memory_budget": "+1MiB", "coalesce": "off", "strategy": "fill_gaps"}
+    defaults = {"transport": "auto", "reduction": "auto", "launch_order": "agreed", "fsdp": "auto"}
+    assert {name: setting.get(name) for name in (*given, *defaults)} == {**given, **defaults}
+    assert setting["reshard"].startswith("auto: ")
 
 
 @pytest.mark.usefixtures("two_ranks")

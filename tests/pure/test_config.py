@@ -95,6 +95,16 @@ def test_what_is_not_accepted_is_named(options, message):
     assert message in str(caught.value)
 
 
+def test_what_is_in_effect_is_every_option_that_shapes_a_plan_but_those_that_a_saved_plan_answers():
+    names = dict(Config.from_options({"pure_namespaces": ["a", "b"], "communicators_in_flight": 2}).in_effect)
+    shapes = {field.name for field in fields(Config)} - {"report", "save_plan", "plan", "verify", "hardware", "mode"}
+    assert set(names) - {"mode"} == shapes
+    assert names["pure_namespaces"] == "a, b"
+    saved = dict(Config.from_options({"plan": "plans"}).in_effect)
+    assert saved["plan"] == "plans"
+    assert not {"strategy", "coalesce", "launch_order"} & set(saved)
+
+
 @pytest.mark.parametrize(
     ("device_name", "expected"),
     [
