@@ -47,6 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--profiled", type=int, default=4, help="profiled steps of each system, 0 for none (%(default)s)"
     )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="where there is no GPU, try the script on CPUs over gloo; times mean nothing then",
+    )
     parser.add_argument("--output", type=Path, help="page (.html) with the timelines of baseline and schedule")
     parser.add_argument("--record", type=Path, help="JSON file for all figures")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
@@ -68,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("rounds", 2), ("steps", 1), ("profiled", 0)):
         if getattr(args, name) < least:
             raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
-    require_cuda()
+    if not args.rehearse:
+        require_cuda()
     with ranks("verify") as (_, first):
         if first:
             _tell_progress()
@@ -76,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             make_step,
             against=against,
             options=options,
-            effort=Effort(rounds=args.rounds, steps=args.steps, profiled=args.profiled),
+            effort=Effort(rounds=args.rounds, steps=args.steps, profiled=args.profiled, rehearsal=args.rehearse),
         )
         if first:
             _write(verification, args)

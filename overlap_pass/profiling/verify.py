@@ -22,6 +22,8 @@ __all__ = ["AGAINST", "Effort", "check_environment", "require_cuda", "setting", 
 
 AGAINST = "as-written,fsdp2,fsdp2-compile"
 
+_REHEARSED = "a rehearsal on CPUs over gloo: it shows that the script works, and nothing of what GPUs would gain"
+
 _log = logging.getLogger("overlap_pass.verify")
 
 
@@ -51,18 +53,19 @@ def verify(
         The same on all ranks but for the traces, which are of each rank's own device.
 
     Raises:
-        EnvironmentRefused: no CUDA, no process group or one rank.
+        EnvironmentRefused: no CUDA (unless this is a rehearsal), no process group or one rank.
         OptionError: an option is not accepted.
     """
     if apply not in (None, "if_faster") or (apply is None) != (model is None):
         raise OptionError(f"apply={apply!r}: write apply='if_faster' together with model=, or neither")
     effort = effort or Effort()
-    device = check_environment()
+    device = check_environment(rehearsal=effort.rehearsal)
     given = dict(options or {})
     Config.from_options(given)
     variants = (*(baselines(against) if isinstance(against, str) else against), scheduled(given))
     measured = measure(make_step, variants, effort, device=device, progress=_log.info)
-    warnings = (*concerns(), *measured.warnings)
+    rehearsed = (_REHEARSED,) if device.type == "cpu" else ()
+    warnings = (*rehearsed, *concerns(), *measured.warnings)
     found = Verification("Measured step", measured.systems, measured.left_out, warnings, setting(effort, given))
     if model is not None:
         next(variant for variant in variants if variant.name == found.kept).prepare(model)
@@ -74,22 +77,24 @@ def require_cuda() -> None:
     """Raises EnvironmentRefused where this process sees no CUDA device."""
     if not torch.cuda.is_available():
         raise EnvironmentRefused(
-            "verify measures on GPUs and this process sees no CUDA device; 'overlap-pass demo' plans without one"
+            "verify measures on GPUs and this process sees no CUDA device; --rehearse (or Effort(rehearsal=True)) tries the "
+            "script on CPUs, 'overlap-pass demo' plans without a GPU"
         )
 
 
-def check_environment() -> torch.device:
-    """This rank's GPU, chosen and ready.
+def check_environment(*, rehearsal: bool = False) -> torch.device:
+    """This rank's GPU, chosen and ready; in a rehearsal without one the CPU.
 
     Raises:
         EnvironmentRefused: names what is missing and how to get it.
     """
-    require_cuda()
+    if not rehearsal:
+        require_cuda()
     if not dist.is_initialized():
         raise EnvironmentRefused("verify needs a process group: run it under torchrun --nproc-per-node N with N ≥ 2")
     if dist.get_world_size() < 2:
         raise EnvironmentRefused("verify needs at least 2 ranks (1 found): with one rank nothing is communicated")
-    return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def setting(effort: Effort, options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import overlap_pass
-from overlap_pass.errors import OptionError
+from overlap_pass.errors import EnvironmentRefused, OptionError
 from overlap_pass.planning import make_plan
 from overlap_pass.profiling import verify as verifying
 from overlap_pass.profiling.environment import concerns
@@ -36,7 +36,7 @@ def systems(monkeypatch):
     """A baseline and a schedule; how long their steps take is for the test to say."""
     baseline = _Applied("as-written", SystemKind.BASELINE)
     ours = _Applied("overlap", SystemKind.SCHEDULED)
-    monkeypatch.setattr(verifying, "check_environment", lambda: torch.device("cpu"))
+    monkeypatch.setattr(verifying, "check_environment", lambda rehearsal: torch.device("cpu"))
     monkeypatch.setattr(verifying, "setting", lambda effort, options: ())
     monkeypatch.setattr(verifying, "scheduled", lambda options: ours.variant)
 
@@ -70,6 +70,19 @@ def test_nothing_is_applied_unless_asked(systems) -> None:
     verify, baseline, ours = systems
     assert verify(100.0, 90.0).keep
     assert baseline.models == ours.models == []
+
+
+def test_a_report_of_a_rehearsal_says_first_that_its_times_mean_nothing(systems) -> None:
+    verify, *_ = systems
+    assert "rehearsal on CPUs" in verify(100.0, 90.0, effort=verifying.Effort(rehearsal=True)).warnings[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_without_a_gpu_only_a_rehearsal_goes_on_to_look_for_ranks() -> None:
+    with pytest.raises(EnvironmentRefused, match="--rehearse"):
+        verifying.check_environment()
+    with pytest.raises(EnvironmentRefused, match="process group"):
+        verifying.check_environment(rehearsal=True)
 
 
 @pytest.mark.parametrize(
