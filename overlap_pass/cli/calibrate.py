@@ -30,7 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--output", type=Path, required=True, help="hardware file to write (.toml)")
     parser.add_argument("--base", help="hardware name or file for what is not measured (by the name of the GPU)")
     parser.add_argument("--mesh", default="", help="measure the groups of a device mesh too, such as 2x4")
-    parser.add_argument("--from-trace", type=Path, nargs="+", metavar="TRACE", help="fit to profiler traces instead")
+    parser.add_argument(
+        "--from-trace", nargs="+", metavar="TRACE", help="fit to profiler traces instead: files, globs or folders"
+    )
     parser.add_argument("--gpus-per-node", type=int, default=8, help="with --from-trace: GPUs that share the fast link")
     parser.add_argument("--json", action="store_true", help="print every measured time and the model's as JSON")
     parser.set_defaults(run=run)
@@ -78,8 +80,9 @@ def _base(asked: str | None, found: str | None) -> Hardware:
 def _from_traces(args: argparse.Namespace) -> Calibration:
     from overlap_pass.cost.calibration import calibrated
     from overlap_pass.profiling.trace_rates import trace_rates
+    from overlap_pass.traces.files import find_traces
 
-    found = trace_rates(args.from_trace, args.gpus_per_node)
+    found = trace_rates(find_traces(args.from_trace), args.gpus_per_node, progress=_say)
     return calibrated(found.measurements, _base(args.base, found.device_name), found.device_name or "traced machine")
 
 

@@ -12,7 +12,7 @@ from overlap_pass.errors import EnvironmentRefused
 __all__ = ["add_parser", "run"]
 
 SHELLS = ("bash", "zsh", "tcsh")
-_FILES = {"traces", "before", "after"}
+_FILES = {"traces", "before", "after", "from_trace"}
 """Arguments that name files without being of type ``Path``, as globs and folders are allowed too."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -54,17 +54,21 @@ class _Found:
     devices: list[str] = field(default_factory=list)
 
 
-def trace_rates(paths: Sequence[Path], gpus_per_node: int) -> TraceRates:
+def trace_rates(
+    paths: Sequence[Path], gpus_per_node: int, *, progress: Callable[[str], None] = lambda _: None
+) -> TraceRates:
     """Read the traces of one or more ranks of a run.
 
     Args:
         gpus_per_node: of the machine; a trace does not say which ranks share a node.
+        progress: told of each file.
 
     Raises:
         TraceError: a file cannot be read.
     """
     found = _Found()
-    for path in paths:
+    for number, path in enumerate(paths, 1):
+        progress(f"reading {path.name}, {number} of {len(paths)}")
         document = _load(path)
         found.devices += [str(one["name"]) for one in document.get("deviceProperties", ()) if "name" in one]
         _observe([event for event in document["traceEvents"] if event.get("ph") == "X"], found)

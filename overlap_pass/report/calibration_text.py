@@ -24,6 +24,12 @@ def render(found: Calibration, *, width: int = 100) -> str:
 
 def _parts(found: Calibration) -> Iterator[RenderableType]:
     yield Text(found.hardware.name, style="bold")
+    if found.points:
+        yield _points(found)
+    yield from map(Text, _summary(found))
+
+
+def _points(found: Calibration) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("measured", no_wrap=True)
     for heading in ("time", "model", "error"):
@@ -32,8 +38,7 @@ def _parts(found: Calibration) -> Iterator[RenderableType]:
         table.add_row(
             Text(point.what), format_us(point.measured_us), format_us(point.model_us), f"{point.error_percent:+.0f} %"
         )
-    yield table
-    yield from map(Text, _summary(found))
+    return table
 
 
 def _summary(found: Calibration) -> list[str]:
