@@ -16,18 +16,15 @@ The clock of this pass is an estimate (contention is averaged); ``simulate`` jud
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import Role
+from overlap_pass.schedule.ground import Boundary, Ground
 from overlap_pass.schedule.held import Held
-from overlap_pass.schedule.placement import BEFORE, WAITS, Key, Move, Placement
-from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.placement import BEFORE, WAITS, Key, Move
 
 __all__ = ["Policy", "feed"]
 
@@ -45,21 +42,13 @@ class Policy:
     ahead_us: float = 0.0
 
 
-def feed(
-    placement: Placement,
-    costs: CostTable,
-    policy: Policy,
-    *,
-    room: Room,
-    budget_bytes: int | None,
-) -> dict[int, Key]:
+def feed(ground: Ground, policy: Policy, budget_bytes: int | None) -> dict[int, Key]:
     """Wishes (see ``placement.place``) for every launch and every gradient's wait.
 
     Args:
-        room: what the tight order holds, from which all that is held beyond it is counted.
         budget_bytes: bound on the peak, ``None`` for none.
     """
-    return _Feeder(placement, costs, policy, Held(placement, room, budget_bytes)).run()
+    return _Feeder(ground, policy, budget_bytes).run()
 
 
 @dataclass(slots=True)
@@ -80,120 +69,88 @@ class _Lane:
 
 
 class _Feeder:
-    def __init__(self, placement: Placement, costs: CostTable, policy: Policy, held: Held) -> None:
-        self.placement, self.costs, self.policy, self.held = placement, costs, policy, held
-        self.duration = [costs.duration_us[op.name] for op in placement.program.ops]
-        self.starts_us = self._nominal_starts()
-        self.lanes = {group: self._lane(group) for group in placement.program.groups}
-        self.latest_us = {}
-        for lane in self.lanes.values():
-            self.latest_us.update(self._latest_starts(lane))
+    def __init__(self, ground: Ground, policy: Policy, budget_bytes: int | None) -> None:
+        self.ground, self.policy, self.held = ground, policy, Held(ground, budget_bytes)
+        self.between_kernels = ground.costs.starts_between_kernels
+        self.slow_down = ground.costs.contention.compute_beside_communication
+        self.lanes = {group: _Lane(deque(gathers)) for group, gathers in ground.gathers.items()}
+        self.latest_us: dict[int, float] = {}
+        for gathers in ground.gathers.values():
+            self._note_latest_starts(gathers)
         self.now_us = 0.0
         self.ends_us: dict[int, float] = {}
         self.flying: deque[Move] = deque()  # gradients launched and not waited for
         self.wishes: dict[int, Key] = {}
         self.waited: set[int] = set()
         self.sequence = 0
-        self.groups = {move.launch: move.group for move in placement.moves}
-        self.following_us = self._following_us()
-        self.read_at: dict[int, list[int]] = {}  # anchor → launches whose results it is the first to read
-        self.followers: dict[int, list[Move]] = {}  # launch → reductions that send its result on
-        for move in placement.moves:
-            if move.role is not Role.GRADIENT:
-                self.read_at.setdefault(move.deadline, []).append(move.launch)
-            for launch in move.after:
-                self.followers.setdefault(launch, []).append(move)
 
-    # -- before the pass
-
-    def _lane(self, group: str) -> _Lane:
-        moves = [m for m in self.placement.moves if m.group == group and m.role is Role.PARAMETER]
-        return _Lane(deque(sorted(moves, key=lambda m: (m.deadline, m.launch))))
-
-    def _nominal_starts(self) -> dict[int, float]:
-        """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
-        compute = sum(self.duration[p] for p in self.placement.anchors if not self._communicates(p))
-        traffic = sum(self.duration[m.launch] for m in self.placement.moves)
-        share = min(1.0, traffic / compute) if compute else 0.0
-        inflation = 1.0 + (self.costs.contention.compute_beside_communication - 1.0) * share
-        heads = {m.launch: sum(self.duration[p] for p in m.head) for m in self.placement.moves}
-        inflation *= 1.0 + (sum(heads.values()) / compute if compute else 0.0)
-        clock, starts = 0.0, {}
-        for position in self.placement.anchors:
-            starts[position] = clock
-            clock += 0.0 if self._communicates(position) else self.duration[position] * inflation
-        return starts
-
-    def _following_us(self) -> dict[int, float]:
-        """For each anchor, how long the next compute op behind it takes, where a late launch has to wait for it."""
-        found, following_us = {}, 0.0
-        for position in reversed(self.placement.anchors):
-            found[position] = following_us if self.costs.starts_between_kernels else 0.0
-            if not self._communicates(position) and self.duration[position] > 0:
-                following_us = self.duration[position]
-        return found
-
-    def _communicates(self, position: int) -> bool:
-        return self.placement.program.ops[position].collective is not None
-
-    def _latest_starts(self, lane: _Lane) -> dict[int, float]:
-        latest, free_us = {}, inf
-        for move in reversed(lane.gathers):
-            free_us = min(free_us, self.starts_us[move.deadline]) - self._traffic_us(move) * self.policy.margin
-            latest[move.launch] = free_us
-        return latest
+    def _note_latest_starts(self, gathers: Sequence[Move]) -> None:
+        free_us = inf
+        for move in reversed(gathers):
+            taken_us = self.ground.traffic_us[move.launch] * self.policy.margin
+            free_us = min(free_us, self.ground.starts_us[move.deadline]) - taken_us
+            self.latest_us[move.launch] = free_us
 
     # -- the pass
 
     def run(self) -> dict[int, Key]:
-        released = self._released()
-        lively = self._lively(released)
-        for position, following in itertools.pairwise((*lively, lively[-1] + 1)):
-            self.held.arrive(position)
-            for move in released.get(position, ()):
+        for boundary in self.ground.boundaries:
+            if boundary.quiet and self._nothing_to_do(boundary):
+                self._run_compute(boundary)
+                continue
+            drain = boundary is self.ground.boundaries[-1]
+            self.held.arrive(boundary)
+            for move in boundary.released:
                 self.lanes[move.group].gradients.append(move)
-            last = position == lively[-1]
             for lane in self.lanes.values():
                 self._start_queued(lane)
-                self._feed_lane(lane, position, drain=last)
-            for launch in self.read_at.get(position, ()):
+                self._feed_lane(lane, boundary, drain=drain)
+            for launch in boundary.reads:
                 self._block_until(launch)
-            self._wait_for_gradients(position, following, drain=last)
-            self._run_anchor(position)
+            self._wait_for_gradients(boundary, drain=drain)
+            self._run_anchor(boundary)
         return self.wishes
 
-    def _lively(self, released: Mapping[int, list[Move]]) -> tuple[int, ...]:
-        """Anchors before which something may happen: those that take time, communicate, read, release, or end."""
-        anchors = self.placement.anchors
-        events = {*released, *self.read_at, *self.held.due, anchors[-1]}
-        return tuple(p for p in anchors if self.duration[p] > 0 or p in events or self._communicates(p))
+    def _nothing_to_do(self, boundary: Boundary) -> bool:
+        """Whether a look at every lane would change nothing; most boundaries are like that."""
+        now_us = self.now_us
+        end_us = now_us + boundary.runs_us
+        for lane in self.lanes.values():
+            if lane.queued:
+                return False
+            if lane.free_us >= end_us:
+                continue
+            if lane.gradients or (lane.gathers and self._wanted(lane.gathers[0], boundary, now_us, end_us)):
+                return False
+        over = self.flying and self.ends_us.get(self.flying[0].launch, inf) <= now_us
+        return not over and not self.held.too_much(boundary)
 
-    def _released(self) -> dict[int, list[Move]]:
-        """Anchor → gradient reductions that may start at the boundary before it (those after another come later)."""
-        anchors = self.placement.anchors
-        found: dict[int, list[Move]] = {}
-        for move in self.placement.moves:
-            if move.role is Role.GRADIENT and not move.after:
-                at = anchors[min(bisect_right(anchors, move.release - 1), len(anchors) - 1)]
-                found.setdefault(at, []).append(move)
-        return found
+    def _wanted(self, gather: Move, boundary: Boundary, start_us: float, horizon_us: float) -> bool:
+        """Whether a gather is due, or may go ahead of time."""
+        # The nominal clock knows nothing of blocking: what is lost by now moves all later readers.
+        latest_us = self.latest_us[gather.launch] + start_us - boundary.starts_us
+        due = latest_us < horizon_us + boundary.following_us
+        return due or latest_us - self.policy.ahead_us <= self.now_us
 
     # -- launching
 
-    def _feed_lane(self, lane: _Lane, position: int, *, drain: bool) -> None:
-        while lane.gathers and lane.gathers[0].deadline <= position:
-            self._launch(lane.gathers.popleft(), lane, position)
+    def _feed_lane(self, lane: _Lane, boundary: Boundary, *, drain: bool) -> None:
+        while lane.gathers and lane.gathers[0].deadline <= boundary.position:
+            self._launch(lane.gathers.popleft(), lane, boundary)
         # Compute will block on what it reads here, so nothing keeps that from starting.
-        for launch in self.read_at.get(position, ()):
-            if self.lanes[self.groups[launch]] is lane:
+        for launch in boundary.reads:
+            if self._lane_of(launch) is lane:
                 self._start_up_to(lane, launch)
-        start_us = self._anchor_start_us(position)
-        horizon_us = start_us + self._runs_us(position)
+        start_us = self._anchor_start_us(boundary)
+        horizon_us = start_us + boundary.runs_us
         while drain or self._runs_dry(lane, start_us, horizon_us):
-            move = self._choose(lane, position, start_us, horizon_us)
+            move = self._choose(lane, boundary, start_us, horizon_us)
             if move is None:
                 return
-            self._launch(move, lane, position)
+            self._launch(move, lane, boundary)
+
+    def _lane_of(self, launch: int) -> _Lane:
+        return self.lanes[self.ground.groups[launch]]
 
     def _runs_dry(self, lane: _Lane, start_us: float, horizon_us: float) -> bool:
         """Whether the lane would have nothing to start at the next boundary.
@@ -202,58 +159,55 @@ class _Feeder:
         boundary.
         """
         blocked = start_us > self.now_us and bool(lane.queued)
-        free_us = lane.free_us + (self._traffic_us(lane.queued[0][0]) if blocked else 0.0)
+        free_us = lane.free_us + (self.ground.traffic_us[lane.queued[0][0].launch] if blocked else 0.0)
         return len(lane.queued) == blocked and free_us < horizon_us
 
-    def _anchor_start_us(self, position: int) -> float:
+    def _anchor_start_us(self, boundary: Boundary) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
-        return max([self.now_us, *(self._foreseen_end_us(launch) for launch in self.read_at.get(position, ()))])
+        return max([self.now_us, *(self._foreseen_end_us(launch) for launch in boundary.reads)])
 
     def _foreseen_end_us(self, launch: int) -> float:
         """When a launched collective will have ended if the compute lane blocks on it from now on."""
         if launch in self.ends_us:
             return self.ends_us[launch]
-        lane = self.lanes[self.groups[launch]]
+        lane = self._lane_of(launch)
         end_us = max(lane.free_us, self.now_us)
         for move, _ in lane.queued:
-            end_us += self._traffic_us(move)
+            end_us += self.ground.traffic_us[move.launch]
             if move.launch == launch:
                 return end_us
         return self.now_us
 
-    def _choose(self, lane: _Lane, position: int, start_us: float, horizon_us: float) -> Move | None:
+    def _choose(self, lane: _Lane, boundary: Boundary, start_us: float, horizon_us: float) -> Move | None:
         gather = lane.gathers[0] if lane.gathers else None
         gradient = lane.gradients[0] if lane.gradients else None
-        if gradient is not None and not self.held.reduction_fits(gradient, position):
+        if gradient is not None and not self.held.reduction_fits(gradient, boundary):
             gradient = None
         if gather is not None:
-            fits = self._fits(gather, position)
+            fits = self._fits(gather, boundary)
             # The nominal clock knows nothing of blocking: what is lost by now moves all later readers.
-            latest_us = self.latest_us[gather.launch] + start_us - self.starts_us[position]
-            if fits and latest_us < horizon_us + self.following_us[position]:
+            latest_us = self.latest_us[gather.launch] + start_us - boundary.starts_us
+            if fits and latest_us < horizon_us + boundary.following_us:
                 return lane.gathers.popleft()
-            free_us = max(lane.free_us, horizon_us if self.costs.starts_between_kernels else self.now_us)
-            if gradient is not None and (not fits or free_us + self._traffic_us(gradient) <= latest_us):
+            free_us = max(lane.free_us, horizon_us if self.between_kernels else self.now_us)
+            traffic_us = 0.0 if gradient is None else self.ground.traffic_us[gradient.launch]
+            if gradient is not None and (not fits or free_us + traffic_us <= latest_us):
                 return lane.gradients.popleft()
             if fits and latest_us - self.policy.ahead_us <= self.now_us:
                 return lane.gathers.popleft()
         return lane.gradients.popleft() if gradient is not None else None
 
-    def _fits(self, gather: Move, position: int) -> bool:
-        return position >= gather.release and self.held.gather_fits(gather, position)
+    def _fits(self, gather: Move, boundary: Boundary) -> bool:
+        return boundary.position >= gather.release and self.held.gather_fits(gather, boundary.position)
 
-    def _traffic_us(self, move: Move) -> float:
-        contention = self.costs.contention_of(self.placement.program.ops[move.launch].name)
-        return self.duration[move.launch] * contention.communication_beside_compute
-
-    def _launch(self, move: Move, lane: _Lane, position: int, *, rank: int = BEFORE) -> None:
+    def _launch(self, move: Move, lane: _Lane, boundary: Boundary, *, rank: int = BEFORE) -> None:
         self.sequence += 1
-        self.wishes[move.launch] = (position, rank, self.sequence)
-        self.now_us += sum(self.duration[p] for p in move.head)
+        self.wishes[move.launch] = (boundary.position, rank, self.sequence)
+        self.now_us += self.ground.head_us[move.launch]
         lane.queued.append((move, self.now_us))
-        if not self.costs.starts_between_kernels:
+        if not self.between_kernels:
             self._start_queued(lane, everything=True)
-        self.held.launch(move, position)
+        self.held.launch(move, boundary.position)
         if move.role is not Role.PARAMETER:
             self.flying.append(move)
 
@@ -271,51 +225,50 @@ class _Feeder:
 
     def _start_next(self, lane: _Lane, not_before_us: float) -> None:
         move, _ = lane.queued.popleft()
-        lane.free_us = max(lane.free_us, not_before_us) + self._traffic_us(move)
+        lane.free_us = max(lane.free_us, not_before_us) + self.ground.traffic_us[move.launch]
         self.ends_us[move.launch] = lane.free_us
 
     def _block_until(self, launch: int) -> None:
         """The compute lane waits for a collective; what is queued behind that one starts before compute goes on."""
-        lane = self.lanes[self.groups[launch]]
+        lane = self._lane_of(launch)
         self._start_up_to(lane, launch)
         self.now_us = max(self.now_us, self.ends_us[launch])
         self._start_queued(lane)
 
-    def _wait_for_gradients(self, position: int, following: int, *, drain: bool) -> None:
+    def _wait_for_gradients(self, boundary: Boundary, *, drain: bool) -> None:
         """Wait for reductions that are over by now, and earlier where the budget needs their inputs back."""
         while True:
-            late = drain or self.held.too_much(position, following)
+            late = drain or self.held.too_much(boundary)
             if self.flying and (late or self.ends_us.get(self.flying[0].launch, inf) <= self.now_us):
-                self._wait_for_gradient(self.flying.popleft(), position)
+                self._wait_for_gradient(self.flying.popleft(), boundary)
             elif late and self.held.overdue:
                 move = self.held.overdue[0]
                 lane = self.lanes[move.group]
                 lane.gradients.remove(move)
-                self._launch(move, lane, position, rank=WAITS)
+                self._launch(move, lane, boundary, rank=WAITS)
             else:
                 return
 
-    def _wait_for_gradient(self, move: Move, position: int) -> None:
+    def _wait_for_gradient(self, move: Move, boundary: Boundary) -> None:
         self._block_until(move.launch)
         self.held.wait(move)
         self.sequence += 1
-        self.wishes.update(dict.fromkeys(move.waits, (position, WAITS, self.sequence)))
+        self.wishes.update(dict.fromkeys(move.waits, (boundary.position, WAITS, self.sequence)))
         self.waited.add(move.launch)
-        for follower in self.followers.get(move.launch, ()):
+        for follower in self.ground.followers.get(move.launch, ()):
             if all(launch in self.waited for launch in follower.after):
-                self._launch(follower, self.lanes[follower.group], position, rank=WAITS)
+                self._launch(follower, self.lanes[follower.group], boundary, rank=WAITS)
 
-    def _runs_us(self, position: int) -> float:
-        return 0.0 if self._communicates(position) else self.duration[position]
-
-    def _run_anchor(self, position: int) -> None:
-        op = self.placement.program.ops[position]
-        if op.collective is not None:
-            lane = self.lanes[op.collective.group]
-            self._start_queued(lane, everything=True)
-            lane.free_us = max(lane.free_us, self.now_us) + self.duration[position]
-            self.ends_us[position] = lane.free_us
+    def _run_anchor(self, boundary: Boundary) -> None:
+        position = boundary.position
+        if not self.ground.communicates(position):
+            self._run_compute(boundary)
             return
+        lane = self._lane_of(position)
+        self._start_queued(lane, everything=True)
+        lane.free_us = max(lane.free_us, self.now_us) + self.ground.duration_us[position]
+        self.ends_us[position] = lane.free_us
+
+    def _run_compute(self, boundary: Boundary) -> None:
         busy = any(lane.free_us > self.now_us for lane in self.lanes.values())
-        slow = self.costs.contention.compute_beside_communication if busy else 1.0
-        self.now_us += self.duration[position] * slow
+        self.now_us += boundary.runs_us * (self.slow_down if busy else 1.0)

@@ -13,12 +13,11 @@ estimate, mostly from above; the exact peak is taken of the finished order.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 
 from overlap_pass.graph.program import Role
-from overlap_pass.schedule.placement import Move, Placement
-from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.ground import Boundary, Ground
+from overlap_pass.schedule.placement import Move
 
 __all__ = ["Held"]
 
@@ -29,31 +28,20 @@ class Held:
     Attributes:
         extra_bytes: held now.
         overdue: reductions that the tight order has launched by now and this one has not, oldest first.
-        due: boundary → reductions that the tight order launches there.
     """
 
-    def __init__(self, placement: Placement, room: Room, budget_bytes: int | None) -> None:
-        self._ops, self._room, self._budget_bytes = placement.program.ops, room, budget_bytes
+    def __init__(self, ground: Ground, budget_bytes: int | None) -> None:
+        self._ops, self._room, self._budget_bytes = ground.placement.program.ops, ground.room, budget_bytes
+        self._due_at = ground.due_at
         self.extra_bytes = 0
         self.overdue: deque[Move] = deque()
-        self.due: dict[int, list[Move]] = {}
-        self._due_at: dict[int, int] = {}
         self._launched: set[int] = set()
         self._until: dict[int, int] = {}
-        for move in placement.moves:
-            if move.role is Role.GRADIENT and not move.after:
-                at = self._boundary(room.wishes[move.launch][0])
-                self.due.setdefault(at, []).append(move)
-                self._due_at[move.launch] = at
 
-    def _boundary(self, position: int) -> int:
-        anchors = self._room.anchors
-        return anchors[min(bisect_left(anchors, position), len(anchors) - 1)]
-
-    def arrive(self, position: int) -> None:
+    def arrive(self, boundary: Boundary) -> None:
         """Come to the boundary before an anchor."""
-        self.extra_bytes -= self._until.pop(position, 0)
-        for move in self.due.get(position, ()):
+        self.extra_bytes -= self._until.pop(boundary.position, 0)
+        for move in boundary.due:
             if move.launch not in self._launched:
                 self.extra_bytes += self._waiting_bytes(move)
                 self.overdue.append(move)
@@ -81,16 +69,17 @@ class Held:
         needed_bytes = self._gather_bytes(move) + self.extra_bytes
         return needed_bytes <= self._room.left_bytes(self._budget_bytes, position, move.deadline)
 
-    def reduction_fits(self, move: Move, position: int) -> bool:
+    def reduction_fits(self, move: Move, boundary: Boundary) -> bool:
         """Whether the casts and the result of a reduction have room at a boundary, beside its gradient."""
+        position = boundary.position
         if self._budget_bytes is None or self._due_at.get(move.launch, position) == position:
             return True  # no bound, or counted in the tight order
         needed_bytes = self._ops[move.launch].written_bytes + sum(self._ops[p].written_bytes for p in move.head)
         return needed_bytes + self.extra_bytes <= self._room.left_bytes(self._budget_bytes, position, position + 1)
 
-    def too_much(self, first: int, last: int) -> bool:
-        """Whether what is held is too much for some anchor in ``[first, last)``."""
-        return self.extra_bytes > self._room.left_bytes(self._budget_bytes, first, last)
+    def too_much(self, boundary: Boundary) -> bool:
+        """Whether what is held is too much for some anchor from this boundary to the next."""
+        return self._budget_bytes is not None and self.extra_bytes > self._budget_bytes - boundary.most_live
 
     def _gather_bytes(self, move: Move) -> int:
         op = self._ops[move.launch]

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph, EdgeKind
 from overlap_pass.graph.program import Collective, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.types import Problem
@@ -28,6 +27,7 @@ __all__ = ["AFTER", "BEFORE", "WAITS", "Key", "Move", "Placement", "place"]
 Key = tuple[int, int, int]
 """(position of an anchor in the order as written, rank at that anchor, tie)."""
 
+_TIE_BITS = 40
 BEFORE, WAITS, ANCHOR, AFTER = 0, 1, 2, 3
 """Ranks at an anchor: launches, then the waits that the anchor needs, the anchor, then what follows at once."""
 
@@ -92,6 +92,32 @@ class Placement:
             self._move(position, op.name, op.collective)
             for position, op in enumerate(self.program.ops)
             if op.collective is not None
+        )
+
+    @cached_property
+    def resting(self) -> tuple[int, ...]:
+        """For each op its key, packed, where nothing is wished: free ops as late as their readers allow."""
+        ops = self.program.ops
+        latest = _packed((len(ops) - 1, WAITS, 0))
+        return tuple(
+            _packed((-1, 0, 0)) if op.kind is OpKind.INPUT
+            else latest if position in self.free
+            else _packed((position, ANCHOR, 0))
+            for position, op in enumerate(ops)
+        )  # fmt: skip
+
+    @cached_property
+    def free_in_order(self) -> tuple[int, ...]:
+        """``free``, ascending."""
+        return tuple(sorted(self.free))
+
+    @cached_property
+    def free_successors(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """For each free op, ascending, its direct successors, each with what its key is ahead of the waits before it."""
+        one_rank = _packed((0, ANCHOR, 0)) - _packed((0, WAITS, 0))
+        return tuple(
+            (position, tuple((s, 0 if s in self.free else one_rank) for s in self.dag.successors[position]))
+            for position in self.free_in_order
         )
 
     def _move(self, position: int, name: str, collective: Collective) -> Move:
@@ -193,8 +219,8 @@ class Placement:
         return found
 
 
-def _placement(dag: DepGraph, _: CostTable) -> Placement:
-    return Placement(dag)
+def _placement(problem: Problem) -> Placement:
+    return Placement(problem.dag)
 
 
 def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
@@ -209,39 +235,41 @@ def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
     keys = _wished(placement, wishes)
     _pull_before_readers(placement, keys)
     _push_behind_sources(placement, keys)
-    return tuple(sorted(range(len(keys)), key=lambda position: (keys[position], position)))
+    return tuple(sorted(range(len(keys)), key=keys.__getitem__))
 
 
-def _wished(placement: Placement, wishes: Mapping[int, Key]) -> list[Key]:
-    ops = placement.program.ops
-    latest: Key = (len(ops) - 1, WAITS, 0)
-    keys: list[Key] = []
-    for position, op in enumerate(ops):
-        if op.kind is OpKind.INPUT:
-            keys.append((-1, 0, 0))
-        elif position in placement.free:
-            keys.append(wishes.get(position, latest))
-        else:
-            keys.append((position, ANCHOR, 0))
+def _packed(key: Key) -> int:
+    """A key as one number in the same order; comparing numbers takes less time than comparing tuples."""
+    anchor, rank, tie = key
+    return ((anchor << 2 | rank) << _TIE_BITS) + tie
+
+
+def _wished(placement: Placement, wishes: Mapping[int, Key]) -> list[int]:
+    keys = list(placement.resting)
+    for position, key in wishes.items():
+        if position in placement.free:
+            keys[position] = _packed(key)
     return keys
 
 
-def _pull_before_readers(placement: Placement, keys: list[Key]) -> None:
+def _pull_before_readers(placement: Placement, keys: list[int]) -> None:
     """No free op behind what depends on it, backwards; before an anchor is among the waits that it needs."""
-    for position in range(len(keys) - 1, -1, -1):
-        if position not in placement.free:
-            continue
-        for successor in placement.dag.successors[position]:
-            anchor, rank, sequence = keys[successor]
-            keys[position] = min(keys[position], (anchor, WAITS, 0) if rank == ANCHOR else (anchor, rank, sequence))
+    for position, successors in reversed(placement.free_successors):
+        latest = keys[position]
+        for successor, follows_anchor in successors:
+            # An anchor's key has no tie, and the rank of waits is the one below that of anchors.
+            wanted = keys[successor] - follows_anchor
+            latest = wanted if wanted < latest else latest
+        keys[position] = latest
 
 
-def _push_behind_sources(placement: Placement, keys: list[Key]) -> None:
+def _push_behind_sources(placement: Placement, keys: list[int]) -> None:
     """No free op before what it depends on, forwards. Never past a reader: those were keys along the same edges."""
-    for position in range(len(keys)):
-        if position in placement.free:
-            for predecessor in placement.dag.predecessors[position]:
-                keys[position] = max(keys[position], keys[predecessor])
+    for position in placement.free_in_order:
+        earliest = keys[position]
+        for predecessor in placement.dag.predecessors[position]:
+            earliest = keys[predecessor] if keys[predecessor] > earliest else earliest
+        keys[position] = earliest
 
 
 def _launch_moves(op: OpNode) -> bool:

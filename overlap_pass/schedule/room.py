@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import BEFORE, Key, Placement, place
@@ -82,12 +80,11 @@ class Room:
 
     def left_bytes(self, budget_bytes: int | None, first: int, last: int) -> float:
         """Bytes under the budget at every anchor in ``[first, last)``; infinite without a budget."""
-        if budget_bytes is None:
-            return float("inf")
-        low, high = bisect_left(self.anchors, first), bisect_left(self.anchors, last)
-        return budget_bytes - self._most_live(low, high)
+        return float("inf") if budget_bytes is None else budget_bytes - self.most_live(first, last)
 
-    def _most_live(self, low: int, high: int) -> int:
+    def most_live(self, first: int, last: int) -> int:
+        """Bytes live at most at the anchors in ``[first, last)``; 0 where there are none."""
+        low, high = bisect_left(self.anchors, first), bisect_left(self.anchors, last)
         if low >= high:
             return 0
         level = (high - low).bit_length() - 1
@@ -106,5 +103,5 @@ class Room:
         return tuple(rows)
 
 
-def _room(dag: DepGraph, _: CostTable) -> Room:
-    return Room.of(Placement(dag))
+def _room(problem: Problem) -> Room:
+    return Room.of(Placement.of(problem))

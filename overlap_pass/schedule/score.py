@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.dag import DepGraph
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.types import Problem
@@ -59,8 +58,8 @@ class Score:
 class _Judge:
     """One program under two prices."""
 
-    def __init__(self, dag: DepGraph, costs: CostTable) -> None:
-        self._dag, self._costs = dag, costs
+    def __init__(self, problem: Problem) -> None:
+        self._dag, self._costs = problem.dag, problem.costs
         self._known: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def score_us(self, order: tuple[str, ...]) -> float:

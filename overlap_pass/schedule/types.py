@@ -63,10 +63,11 @@ class Problem:
     def program(self) -> Program:
         return self.dag.program
 
-    def once(self, make: Callable[[DepGraph, CostTable], _Made]) -> _Made:
-        """What ``make`` makes of the graph and its prices; made once for this problem and its copies with another budget."""
+    def once(self, make: Callable[[Problem], _Made]) -> _Made:
+        """What ``make`` makes of the graph and its prices (the budget, it may not look at): made once for this problem and its
+        copies with another budget."""
         if make not in self._made:
-            self._made[make] = make(self.dag, self.costs)
+            self._made[make] = make(self)
         found: _Made = self._made[make]
         return found
 

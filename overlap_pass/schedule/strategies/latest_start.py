@@ -11,6 +11,7 @@ from overlap_pass.schedule.early import launch_early
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.feeding import Policy, feed
 from overlap_pass.schedule.fitting import fit
+from overlap_pass.schedule.ground import Ground
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
@@ -70,14 +71,14 @@ class LatestStart:
     ) -> Iterator[tuple[tuple[int, ...], str]]:
         """Orders of the ladder, each distinct one once, the tight order last."""
         seen: set[tuple[int, ...]] = set()
+        ground = Ground.shared(problem)
         step_us = sum(problem.costs.duration_us.values())
         for margin in (self.margin,) if self.margin else _MARGINS:
             for share in _AHEAD_SHARES:
                 policy = Policy(margin, share * step_us)
 
                 def fed(allowed_bytes: int | None, policy: Policy = policy) -> tuple[int, ...]:
-                    wishes = feed(placement, problem.costs, policy, room=room, budget_bytes=allowed_bytes)
-                    return place(placement, wishes)
+                    return place(placement, feed(ground, policy, allowed_bytes))
 
                 order = fit(fed, problem.budget_bytes, score)
                 if order not in seen:

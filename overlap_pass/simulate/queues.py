@@ -1,0 +1,151 @@
+"""What the CPU does: it puts each op of an order into the queue of its lane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from overlap_pass.cost.contention import Contention
+from overlap_pass.cost.model import CostTable
+from overlap_pass.errors import IllegalSchedule
+from overlap_pass.graph.program import OpKind, OpNode, Program
+
+__all__ = ["Issuer", "Item", "LaunchAfter", "Queues"]
+
+LaunchAfter = Literal["issue", "data"]
+
+_NONE = Contention()
+
+
+@dataclass(slots=True)
+class Item:
+    """One entry in a lane's queue.
+
+    Attributes:
+        gate: of a collective: how many entries of the compute queue must have finished first.
+        contention: of a collective: how it and compute slow each other down.
+        wire: of a collective: what it shares with others of the same wire.
+        launch: of a wait: the collective waited for.
+        ready_us: of a collective: when all it needed was a place on the device.
+        blocked_us: of a collective: how long waits for it held the compute lane.
+    """
+
+    op: OpNode
+    length_us: float
+    issued_us: float
+    gate: int = 0
+    contention: Contention = _NONE
+    wire: str = ""
+    launch: Item | None = None
+    ready_us: float = math.inf
+    start_us: float = math.inf
+    end_us: float = math.inf
+    blocked_us: float = 0.0
+
+
+@dataclass(slots=True)
+class Queues:
+    """What the CPU hands to the device, lane by lane."""
+
+    compute: list[Item] = field(default_factory=list)
+    collectives: dict[str, list[Item]] = field(default_factory=dict)
+    copy_lanes: set[str] = field(default_factory=set)
+    launched: dict[str, Item] = field(default_factory=dict)
+    cpu_us: float = 0.0
+
+
+def _add_kernel(queues: Queues, op: OpNode, costs: CostTable) -> None:
+    """A launch that first casts what it sends, a wait that then sums what has arrived."""
+    length_us = costs.kernel_us.get(op.name, 0.0)
+    if length_us > 0:
+        queues.compute.append(Item(op, length_us, queues.cpu_us))
+
+
+class _Existence:
+    """For ``launch_after="data"``: after how many entries of the compute queue each result exists."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._results: dict[str, int] = {}
+        self._writes: dict[int, int] = {}
+
+    def gate(self, op: OpNode) -> int:
+        storages = [storage for name in op.inputs for storage in self._program.op(name).storages]
+        written = max((self._writes.get(storage, 0) for storage in storages), default=0)
+        return max(written, max((self._results.get(name, 0) for name in op.inputs), default=0))
+
+    def note(self, op: OpNode, issued: int) -> None:
+        on_lane = op.kind in (OpKind.COMPUTE, OpKind.WAIT)
+        self._results[op.name] = issued if on_lane else self.gate(op)
+        for storage in op.writes:
+            self._writes[storage] = issued
+
+
+class Issuer:
+    """Issues orders of one program, one after the other: each takes over the entries of the one before."""
+
+    def __init__(self, program: Program, costs: CostTable, launch_after: LaunchAfter) -> None:
+        self._program, self._costs, self._launch_after = program, costs, launch_after
+
+    @cached_property
+    def _kernels(self) -> dict[str, tuple[Item, float]]:
+        """Compute op that takes time → its entry in the queue, the same in every run, and the CPU's time for it."""
+        costs = self._costs
+        return {
+            op.name: (Item(op, costs.duration_us[op.name], 0.0), costs.launch_us.get(op.name, 0.0))
+            for op in self._program.ops
+            if op.kind is OpKind.COMPUTE and costs.duration_us.get(op.name, 0.0) > 0
+        }
+
+    @cached_property
+    def _silent(self) -> frozenset[str]:
+        """Ops that nothing is issued for, and that cost the CPU nothing."""
+        launch_us = self._costs.launch_us
+        return frozenset(
+            op.name
+            for op in self._program.ops
+            if op.collective is None
+            and op.launch is None
+            and op.name not in self._kernels
+            and not launch_us.get(op.name)
+        )
+
+    def issue(self, order: Sequence[str] | None) -> Queues:
+        """What the CPU does: put each op into the queue of its lane."""
+        queues = Queues()
+        kernels, silent = self._kernels, self._silent
+        exists = _Existence(self._program) if self._launch_after == "data" else None
+        for name in self._program.order if order is None else order:
+            kernel = kernels.get(name)
+            if kernel is not None:
+                item, launch_us = kernel
+                queues.cpu_us = item.issued_us = queues.cpu_us + launch_us
+                queues.compute.append(item)
+            elif name not in silent:
+                self._issue_other(self._program.op(name), queues, exists)
+            if exists is not None:
+                exists.note(self._program.op(name), len(queues.compute))
+        return queues
+
+    def _issue_other(self, op: OpNode, queues: Queues, exists: _Existence | None) -> None:
+        """Launches, waits, and what costs the CPU's time alone."""
+        costs = self._costs
+        queues.cpu_us += costs.launch_us.get(op.name, 0.0)
+        if op.collective is not None:
+            _add_kernel(queues, op, costs)
+            gate = len(queues.compute) if exists is None else exists.gate(op)
+            item = Item(op, costs.duration_us.get(op.name, 0.0), queues.cpu_us, gate, costs.contention_of(op.name))
+            item.wire = costs.wires.get(op.collective.group, "")
+            lane = costs.lane_of(op.name, op.collective)
+            queues.collectives.setdefault(lane, []).append(item)
+            if op.collective.by_copy or lane != op.collective.group:
+                queues.copy_lanes.add(lane)  # a copy engine needs no multiprocessor
+            queues.launched[op.name] = item
+        elif op.launch is not None:
+            if op.launch not in queues.launched:
+                raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
+            queues.compute.append(Item(op, 0.0, queues.cpu_us, launch=queues.launched[op.launch]))
+            _add_kernel(queues, op, costs)
