@@ -20,6 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from overlap_pass.cost.compute import Cluster
 from overlap_pass.graph.program import OpKind, OpNode, Program
@@ -64,8 +69,6 @@ class Lifetimes:
         uses: by storage id, how many ops have to run before it dies; more than touch it where it never dies.
     """
 
-    __slots__ = ("allocated", "base_bytes", "size_bytes", "start_bytes", "touches", "uses")
-
     def __init__(self, program: Program, *, fused: Iterable[Cluster] = (), resident_bytes: int = 0) -> None:
         late, never = _fusion(program, fused)
         self.size_bytes = tuple(0 if storage.id in never else storage.size_bytes for storage in program.storages)
@@ -91,6 +94,34 @@ class Lifetimes:
             touches.append(() if _keeps(program, op) else tuple(sorted(touched)))
         self.touches = tuple(touches)
         self.uses = tuple(uses)
+
+    def peak_bytes(self, order: Sequence[int]) -> int:
+        """The peak of an order of all positions: what a :class:`Ledger` would find, in array operations."""
+        count = len(order)
+        steps = np.empty(count, dtype=np.int64)
+        steps[np.asarray(order, dtype=np.int64)] = np.arange(count)
+        touched_at, starts, sizes = self._deaths
+        change = np.zeros(count + 1, dtype=np.int64)
+        change[steps] += self._allocated
+        if len(starts):
+            np.subtract.at(change, np.maximum.reduceat(steps[touched_at], starts) + 1, sizes)
+        return self.start_bytes + max(0, int(change.cumsum()[:count].max(initial=0)))
+
+    @cached_property
+    def _allocated(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.array(self.allocated, dtype=np.int64)
+
+    @cached_property
+    def _deaths(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
+        """For all storages that die, in a row: the ops after the last of which each does, where its ops start, its size."""
+        ops_of: dict[int, list[int]] = {}
+        for position, touched in enumerate(self.touches):
+            for storage_id in touched:
+                ops_of.setdefault(storage_id, []).append(position)
+        dying = [(ops, self.size_bytes[s]) for s, ops in ops_of.items() if len(ops) == self.uses[s]]
+        starts = list(accumulate((len(ops) for ops, _ in dying), initial=0))[:-1]
+        touched_at = [position for ops, _ in dying for position in ops]
+        return tuple(np.array(column, dtype=np.int64) for column in (touched_at, starts, [size for _, size in dying]))
 
 
 def _fusion(program: Program, fused: Iterable[Cluster]) -> tuple[dict[str, set[int]], set[int]]:

@@ -196,7 +196,7 @@ class _Bench:
     def _rated(self, variant: Variant, schedule: Schedule, *, safe: bool = False) -> _Option:
         score = self._score(variant)
         index = variant.problem.program.index
-        peak_bytes = score.peak_bytes(index[name] for name in schedule.order)
+        peak_bytes = score.peak_bytes([index[name] for name in schedule.order])
         step_us, score_us = score.step_us(schedule.order), score.of(schedule.order)
         return _Option(variant, schedule, peak_bytes, peak_bytes, score_us, step_us, safe)
 

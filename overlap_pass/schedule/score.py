@@ -7,13 +7,13 @@ and one with every collective ``PESSIMISM`` times as long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import Role
-from overlap_pass.memory.ledger import Ledger, Lifetimes
+from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
 from overlap_pass.simulate.bound import lower_bound
 from overlap_pass.simulate.engine import Simulator
@@ -43,12 +43,9 @@ class Score:
         """No legal order scores less; where nothing but shards is communicated, none that keeps compute as written."""
         return self._judge.bound_us
 
-    def peak_bytes(self, order: Iterable[int]) -> int:
+    def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of positions."""
-        ledger = Ledger(self._judge.lifetimes)
-        for position in order:
-            ledger.advance(position)
-        return ledger.peak_bytes
+        return self._judge.lifetimes.peak_bytes(order)
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
