@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+import numpy as np
+
 from overlap_pass.graph.program import OpNode, Role
 from overlap_pass.schedule.placement import BEFORE, WAITS, Key, Move, Placement
 from overlap_pass.schedule.room import Room
@@ -48,17 +50,16 @@ class _Stock:
 
     def __init__(self, placement: Placement, room: Room, budget_bytes: int | None) -> None:
         self.ops, self._anchors = placement.program.ops, placement.anchors
-        self._left = None if budget_bytes is None else [budget_bytes - live for live in room.live_bytes]
+        self._left = None if budget_bytes is None else budget_bytes - np.array(room.live_bytes, dtype=np.int64)
 
     def back_from(self, last: int, first: int, size_bytes: int) -> int:
         """The earliest anchor from ``first`` on such that it and all up to ``last`` have room; takes that room."""
         low, high = self._index(first), self._index(last)
-        if self._left is None:
-            return self._anchors[min(low, high)]
-        at = high
-        while at > low and self._left[at - 1] >= size_bytes:
-            at -= 1
-            self._left[at] -= size_bytes
+        if self._left is None or low >= high:
+            return self._anchors[min(low, high) if self._left is None else high]
+        full = np.flatnonzero(self._left[low:high] < size_bytes)
+        at = low + (int(full[-1]) + 1 if len(full) else 0)
+        self._left[at:high] -= size_bytes
         return self._anchors[at]
 
     def on_from(self, first: int, size_bytes: int) -> int:
@@ -66,10 +67,10 @@ class _Stock:
         at, end = self._index(first), len(self._anchors) - 1
         if self._left is None:
             return self._anchors[end]
-        while at < end and self._left[at] >= size_bytes:
-            self._left[at] -= size_bytes
-            at += 1
-        return self._anchors[at]
+        full = np.flatnonzero(self._left[at:end] < size_bytes)
+        until = at + int(full[0]) if len(full) else end
+        self._left[at:until] -= size_bytes
+        return self._anchors[until]
 
     def _index(self, position: int) -> int:
         return min(bisect_left(self._anchors, position), len(self._anchors) - 1)

@@ -7,7 +7,8 @@ and one with every collective ``PESSIMISM`` times as long.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,6 +18,7 @@ from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
 from overlap_pass.simulate.bound import lower_bound
 from overlap_pass.simulate.engine import Simulator
+from overlap_pass.simulate.loads import busiest_lane_us
 
 __all__ = ["PESSIMISM", "Score"]
 
@@ -33,6 +35,14 @@ class Score:
     def of(self, order: Sequence[str]) -> float:
         """Mean step in microseconds; smaller is better."""
         return self._judge.score_us(tuple(order))
+
+    def below(self, order: Sequence[str], best_us: float) -> float:
+        """The score where it is at most ``best_us``, else infinity, often after one simulation instead of two."""
+        return self._judge.score_below_us(tuple(order), best_us)
+
+    def blocked_us(self, order: Sequence[str]) -> Mapping[str, float]:
+        """Launch → how long its waits hold the compute lane, at the prices given."""
+        return self._judge.blocked_us(tuple(order))
 
     def step_us(self, order: Sequence[str]) -> float:
         """The simulated step at the prices given."""
@@ -58,14 +68,34 @@ class _Judge:
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
         self._known: dict[tuple[str, ...], tuple[float, float]] = {}
+        self._expected_known: dict[tuple[str, ...], float] = {}
 
     def score_us(self, order: tuple[str, ...]) -> float:
         return sum(self.steps_us(order)) / 2
 
+    def score_below_us(self, order: tuple[str, ...], best_us: float) -> float:
+        if order not in self._known and (self._expected_us(order) + self._slower_floor_us) / 2 > best_us:
+            return math.inf
+        score_us = self.score_us(order)
+        return score_us if score_us <= best_us else math.inf
+
     def steps_us(self, order: tuple[str, ...]) -> tuple[float, float]:
         if order not in self._known:
-            self._known[order] = (self._expected.step_us(order), self._slower.step_us(order))
+            self._known[order] = (self._expected_us(order), self._slower.step_us(order))
         return self._known[order]
+
+    def _expected_us(self, order: tuple[str, ...]) -> float:
+        if order not in self._expected_known:
+            self._expected_known[order] = self._expected.step_us(order)
+        return self._expected_known[order]
+
+    def blocked_us(self, order: tuple[str, ...]) -> Mapping[str, float]:
+        return self._expected.run(order).blocked_us
+
+    @cached_property
+    def _slower_floor_us(self) -> float:
+        """No order takes less with slower communication: what the busiest lane has to do."""
+        return busiest_lane_us(self._dag.program, self._slower_costs)
 
     @cached_property
     def bound_us(self) -> float:

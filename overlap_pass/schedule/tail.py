@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from overlap_pass.graph.program import OpKind
 from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.types import Problem
-from overlap_pass.simulate.engine import simulate
 
 __all__ = ["hide_tail"]
 
@@ -34,12 +33,11 @@ def hide_tail(problem: Problem, order: Sequence[int], score: Score) -> tuple[int
     """
     names = [problem.program.ops[position].name for position in order]
     best, best_us = tuple(order), score.of(names)
-    simulation = simulate(problem.program, problem.costs, names)
     last = _last_launch(problem, order)
     if last is None:
         return best
-    exposed_us = simulation.blocked_us[problem.program.ops[last].name]
-    if exposed_us < _WORTH * simulation.step_us:
+    exposed_us = score.blocked_us(names)[problem.program.ops[last].name]
+    if exposed_us < _WORTH * score.step_us(names):
         return best
     for amount in _AMOUNTS:
         found = _put_off(problem, order, last, amount * exposed_us)

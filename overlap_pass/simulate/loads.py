@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.program import OpNode, Program
+from overlap_pass.graph.program import OpKind, OpNode, Program
 
-__all__ = ["Job", "LaneLoad", "lane_loads"]
+__all__ = ["Job", "LaneLoad", "busiest_lane_us", "lane_loads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,18 @@ def lane_loads(program: Program, costs: CostTable) -> tuple[LaneLoad, ...]:
     lanes = [_load(name, launches, program, costs) for name, launches in by_lane.items()]
     wires = [_load(name, launches, program, costs) for name, launches in by_wire.items()]
     return (*lanes, *(wire for wire in wires if wire.jobs not in [lane.jobs for lane in lanes]))
+
+
+def busiest_lane_us(program: Program, costs: CostTable) -> float:
+    """What the busiest lane has to do, without contention: no order takes less, and this takes no time to say."""
+    compute_us = sum(costs.kernel_us.values())
+    compute_us += sum(costs.duration_us.get(op.name, 0.0) for op in program.ops if op.kind is OpKind.COMPUTE)
+    lanes_us: dict[str, float] = {}
+    for op in program.launches:
+        if op.collective is not None:
+            lane = costs.lane_of(op.name, op.collective)
+            lanes_us[lane] = lanes_us.get(lane, 0.0) + costs.duration_us.get(op.name, 0.0)
+    return max(compute_us, *lanes_us.values(), 0.0)
 
 
 def _load(name: str, launches: Sequence[OpNode], program: Program, costs: CostTable) -> LaneLoad:

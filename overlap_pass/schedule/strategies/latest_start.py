@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -57,7 +58,8 @@ class LatestStart:
             peak_bytes = score.peak_bytes(order)
             if not score.fits(peak_bytes):
                 continue
-            found = (score.of(tuple(program.ops[p].name for p in order)), peak_bytes)
+            names = tuple(program.ops[p].name for p in order)
+            found = (score.below(names, math.inf if best is None else best[0]), peak_bytes)
             if best is None or found < best[:2]:
                 best = (*found, order, how)
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
