@@ -90,7 +90,7 @@ class _Judge:
         return self._expected_known[order]
 
     def blocked_us(self, order: tuple[str, ...]) -> Mapping[str, float]:
-        return self._expected.run(order).blocked_us
+        return self._expected.blocked_us(order)
 
     @cached_property
     def _slower_floor_us(self) -> float:

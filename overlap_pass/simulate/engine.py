@@ -104,6 +104,10 @@ class Simulator:
         queues, device = self._ran(order)
         return max(device.now, queues.cpu_us)
 
+    def blocked_us(self, order: Sequence[str] | None = None) -> dict[str, float]:
+        """Launch → how long its waits held the compute lane; nothing else of the result."""
+        return _blocked_us(self._ran(order)[0])
+
     def _ran(self, order: Sequence[str] | None) -> tuple[Queues, Device]:
         queues = self._issuer.issue(order)
         device = Device(queues, self._costs)
@@ -124,8 +128,12 @@ def _summary(queues: Queues, device: Device, label: str) -> Simulation:
         communication_us=device.communication_us,
         exposed_us=device.exposed_us,
         cpu_us=queues.cpu_us,
-        blocked_us={item.op.name: item.blocked_us for items in queues.collectives.values() for item in items},
+        blocked_us=_blocked_us(queues),
     )
+
+
+def _blocked_us(queues: Queues) -> dict[str, float]:
+    return {item.op.name: item.blocked_us for items in queues.collectives.values() for item in items}
 
 
 def _span(item: Item, lane: str, kind: SpanKind) -> Span:
