@@ -17,7 +17,7 @@ from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
 from overlap_pass.simulate.bound import lower_bound
-from overlap_pass.simulate.engine import Simulator
+from overlap_pass.simulate.engine import Outcome, Simulator
 from overlap_pass.simulate.loads import busiest_lane_us
 
 __all__ = ["PESSIMISM", "Score"]
@@ -68,7 +68,7 @@ class _Judge:
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
         self._known: dict[tuple[str, ...], tuple[float, float]] = {}
-        self._expected_known: dict[tuple[str, ...], float] = {}
+        self._expected_known: dict[tuple[str, ...], Outcome] = {}
 
     def score_us(self, order: tuple[str, ...]) -> float:
         return sum(self.steps_us(order)) / 2
@@ -86,11 +86,12 @@ class _Judge:
 
     def _expected_us(self, order: tuple[str, ...]) -> float:
         if order not in self._expected_known:
-            self._expected_known[order] = self._expected.step_us(order)
-        return self._expected_known[order]
+            self._expected_known[order] = self._expected.outcome(order)
+        return self._expected_known[order].step_us
 
     def blocked_us(self, order: tuple[str, ...]) -> Mapping[str, float]:
-        return self._expected.blocked_us(order)
+        self._expected_us(order)
+        return self._expected_known[order].blocked_us
 
     @cached_property
     def _slower_floor_us(self) -> float:

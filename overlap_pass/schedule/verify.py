@@ -119,6 +119,8 @@ def _bound(op: OpNode) -> bool:
 def _storages(program: Program, at: dict[str, int]) -> list[str]:
     """Compare, per written storage, every (writer, other) pair's side before and after."""
     written = {storage for op in program.ops for storage in op.writes}
+    if not written:
+        return []
     touching: dict[int, list[OpNode]] = {storage: [] for storage in written}
     for op in program.ops:
         for storage in _uses(program, op) & written:

@@ -34,7 +34,7 @@ from overlap_pass.simulate.queues import Issuer, Item, LaunchAfter, Queues
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from overlap_pass.units import us_to_ns
 
-__all__ = ["LaunchAfter", "Simulation", "Simulator", "simulate"]
+__all__ = ["LaunchAfter", "Outcome", "Simulation", "Simulator", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,14 @@ class Simulation:
     def idle_us(self) -> float:
         """Time while neither compute nor a collective runs: the CPU was late."""
         return self.step_us - self.compute_us - self.exposed_us
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What of a :class:`Simulation` tells orders apart."""
+
+    step_us: float
+    blocked_us: Mapping[str, float]
 
 
 def simulate(
@@ -101,12 +109,12 @@ class Simulator:
 
     def step_us(self, order: Sequence[str] | None = None) -> float:
         """The step alone, in less time."""
-        queues, device = self._ran(order)
-        return max(device.now, queues.cpu_us)
+        return self.outcome(order).step_us
 
-    def blocked_us(self, order: Sequence[str] | None = None) -> dict[str, float]:
-        """Launch → how long its waits held the compute lane; nothing else of the result."""
-        return _blocked_us(self._ran(order)[0])
+    def outcome(self, order: Sequence[str] | None = None) -> Outcome:
+        """The step and what held it up, in less time."""
+        queues, device = self._ran(order)
+        return Outcome(max(device.now, queues.cpu_us), _blocked_us(queues))
 
     def _ran(self, order: Sequence[str] | None) -> tuple[Queues, Device]:
         queues = self._issuer.issue(order)

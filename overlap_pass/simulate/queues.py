@@ -57,13 +57,6 @@ class Queues:
     cpu_us: float = 0.0
 
 
-def _add_kernel(queues: Queues, op: OpNode, costs: CostTable) -> None:
-    """A launch that first casts what it sends, a wait that then sums what has arrived."""
-    length_us = costs.kernel_us.get(op.name, 0.0)
-    if length_us > 0:
-        queues.compute.append(Item(op, length_us, queues.cpu_us))
-
-
 class _Existence:
     """For ``launch_after="data"``: after how many entries of the compute queue each result exists."""
 
@@ -91,53 +84,46 @@ class Issuer:
         self._program, self._costs, self._launch_after = program, costs, launch_after
 
     @cached_property
-    def _kernels(self) -> dict[str, tuple[Item, float]]:
-        """Compute op that takes time → its entry in the queue, the same in every run, and the CPU's time for it."""
-        costs = self._costs
-        return {
-            op.name: (Item(op, costs.duration_us[op.name], 0.0), costs.launch_us.get(op.name, 0.0))
-            for op in self._program.ops
-            if op.kind is OpKind.COMPUTE and costs.duration_us.get(op.name, 0.0) > 0
-        }
+    def _heard(self) -> dict[str, tuple[float, Item | None, OpNode]]:
+        """Ops that something is issued for or that cost the CPU time → that time, and a compute op's entry in its queue.
 
-    @cached_property
-    def _silent(self) -> frozenset[str]:
-        """Ops that nothing is issued for, and that cost the CPU nothing."""
-        launch_us = self._costs.launch_us
-        return frozenset(
-            op.name
-            for op in self._program.ops
-            if op.collective is None
-            and op.launch is None
-            and op.name not in self._kernels
-            and not launch_us.get(op.name)
-        )
+        That entry is the same in every run.
+        """
+        costs, found = self._costs, {}
+        for op in self._program.ops:
+            launch_us, length_us = costs.launch_us.get(op.name, 0.0), costs.duration_us.get(op.name, 0.0)
+            runs = op.kind is OpKind.COMPUTE and length_us > 0
+            if runs or launch_us or op.collective is not None or op.launch is not None:
+                found[op.name] = (launch_us, Item(op, length_us, 0.0) if runs else None, op)
+        return found
 
     def issue(self, order: Sequence[str] | None) -> Queues:
         """What the CPU does: put each op into the queue of its lane."""
         queues = Queues()
-        kernels, silent = self._kernels, self._silent
+        heard, compute, cpu_us = self._heard, queues.compute, 0.0
         exists = _Existence(self._program) if self._launch_after == "data" else None
         for name in self._program.order if order is None else order:
-            kernel = kernels.get(name)
-            if kernel is not None:
-                item, launch_us = kernel
-                queues.cpu_us = item.issued_us = queues.cpu_us + launch_us
-                queues.compute.append(item)
-            elif name not in silent:
-                self._issue_other(self._program.op(name), queues, exists)
+            entry = heard.get(name)
+            if entry is not None:
+                launch_us, item, op = entry
+                cpu_us += launch_us
+                if item is not None:
+                    item.issued_us = cpu_us
+                    compute.append(item)
+                else:
+                    self._issue_other(op, cpu_us, queues, exists)
             if exists is not None:
-                exists.note(self._program.op(name), len(queues.compute))
+                exists.note(self._program.op(name), len(compute))
+        queues.cpu_us = cpu_us
         return queues
 
-    def _issue_other(self, op: OpNode, queues: Queues, exists: _Existence | None) -> None:
-        """Launches, waits, and what costs the CPU's time alone."""
+    def _issue_other(self, op: OpNode, issued_us: float, queues: Queues, exists: _Existence | None) -> None:
+        """Launches and waits."""
         costs = self._costs
-        queues.cpu_us += costs.launch_us.get(op.name, 0.0)
         if op.collective is not None:
-            _add_kernel(queues, op, costs)
+            self._add_kernel(queues, op, issued_us)
             gate = len(queues.compute) if exists is None else exists.gate(op)
-            item = Item(op, costs.duration_us.get(op.name, 0.0), queues.cpu_us, gate, costs.contention_of(op.name))
+            item = Item(op, costs.duration_us.get(op.name, 0.0), issued_us, gate, costs.contention_of(op.name))
             item.wire = costs.wires.get(op.collective.group, "")
             lane = costs.lane_of(op.name, op.collective)
             queues.collectives.setdefault(lane, []).append(item)
@@ -147,5 +133,11 @@ class Issuer:
         elif op.launch is not None:
             if op.launch not in queues.launched:
                 raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
-            queues.compute.append(Item(op, 0.0, queues.cpu_us, launch=queues.launched[op.launch]))
-            _add_kernel(queues, op, costs)
+            queues.compute.append(Item(op, 0.0, issued_us, launch=queues.launched[op.launch]))
+            self._add_kernel(queues, op, issued_us)
+
+    def _add_kernel(self, queues: Queues, op: OpNode, issued_us: float) -> None:
+        """A launch that first casts what it sends, a wait that then sums what has arrived."""
+        length_us = self._costs.kernel_us.get(op.name, 0.0)
+        if length_us > 0:
+            queues.compute.append(Item(op, length_us, issued_us))
