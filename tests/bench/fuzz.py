@@ -32,7 +32,7 @@ from tests.cpu.ranks import Outcome, RankError, run_cases
 from tests.cpu.test_backend_numerics import SLOW, no_compile_cache, watched_plans
 from tests.cpu.training import Recipe, Training, adamw, differences, train
 
-__all__ = ["Judgement", "Verdict", "against_fsdp2", "against_inductor", "judged", "verdicts"]
+__all__ = ["Judgement", "Verdict", "against_fsdp2", "against_inductor", "dropout_as_traced", "judged", "verdicts"]
 
 _MODELS_A_SPAWN = 20
 _LIMIT_S = 1800.0
@@ -83,7 +83,7 @@ def against_fsdp2(seed: int, most_blocks: int = 3) -> Verdict:
     wrong = differences(expected, found)
     traced = False
     if _on_any_rank(bool(wrong)):
-        with _dropout_as_traced():
+        with dropout_as_traced():
             traced = not differences(_trained(drawn), found)
     return Verdict(tuple(wrong), tuple(plan.launches for plan in plans), sum(plan.moved for plan in plans), traced)
 
@@ -102,7 +102,7 @@ def against_inductor(seed: int, most_blocks: int = 3) -> Verdict:
 
 
 @contextmanager
-def _dropout_as_traced() -> Iterator[None]:
+def dropout_as_traced() -> Iterator[None]:
     with mock.patch.object(F, "dropout", lambda x, p: torch.native_dropout(x, p, True)[0]):
         yield
 

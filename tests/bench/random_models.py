@@ -206,6 +206,11 @@ def draw(seed: int, most_blocks: int = 3) -> Drawn:
     options["coalesce"] = draws.choice(("auto", "off", 512))
     options["launch_order"] = draws.choice(("agreed", "agreed", "priced"))
     options["reduction"] = draws.choice(("auto", "ring", "exchange"))
+    others = random.Random(-1 - seed)  # so that what was drawn above and below stays the model that it was
+    if options["launch_order"] == "priced":
+        options["launch_order"] = others.choice(("priced", "free"))
+    elif others.random() < 0.4:
+        options["communicators_in_flight"] = 1
     return Drawn(
         seed=seed, width=draws.randint(4, 9), rows=draws.randint(2, 5), blocks=blocks, order=tuple(order),
         policy=draws.choice(list(_POLICIES)), reshard=draws.choice((None, True, False)), tied=draws.random() < 0.2,

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from tests.bench.fuzz import against_fsdp2, against_inductor, judged
+from tests.bench.fuzz import against_fsdp2, against_inductor, dropout_as_traced, judged
 from tests.bench.random_models import SPICES, draw
 from tests.cpu.ranks import Outcome, run_cases
 
@@ -31,6 +35,29 @@ def outcomes() -> dict[str, Outcome]:
 def test_a_random_model_has_the_bits_of_eager_fsdp2(seed: int, outcomes: dict[str, Outcome]) -> None:
     found = judged(outcomes[f"eager {seed}"])
     assert found.verdict == ("traced" if seed == TRACED else "same"), f"{draw(seed, BLOCKS)}: {found.detail}"
+
+
+def gradient_of_dropout(backend: str | None, *, as_traced: bool = False) -> Tensor:
+    """Of 64 values in bfloat16, by torch alone."""
+    x = torch.linspace(1, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    call = dropped if backend is None else torch.compile(dropped, backend=backend, fullgraph=True)
+    torch.manual_seed(0)
+    with dropout_as_traced() if as_traced else nullcontext():
+        call(x).float().pow(2).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.3)
+
+
+def test_torch_traces_another_gradient_of_dropout_than_it_computes_eagerly_without_us() -> None:
+    """What ``traced`` stands for: plain torch, one process, no collective."""
+    torch._dynamo.reset()
+    traced = gradient_of_dropout("aot_eager")
+    assert torch.equal(traced, gradient_of_dropout(None, as_traced=True))
+    assert not torch.equal(traced, gradient_of_dropout(None))
 
 
 @pytest.mark.parametrize("seed", UNDER_INDUCTOR)

@@ -65,6 +65,11 @@ def test_s19_no_setting_of_torch_is_left_changed(scenarios: ModuleType) -> None:
     scenarios.s19(compile_something)
 
 
+def test_s17_a_long_graph_is_planned(scenarios: ModuleType) -> None:
+    """A hundred layers of 27 ops in a minute at most; ``tests.bench.scale`` measures longer ones."""
+    scenarios.s17(ours.schedule, layers=100)
+
+
 def test_s27_the_order_does_not_depend_on_the_hash_seed(scenarios: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     scenarios.s27(f"{ours.__name__}:schedule")
