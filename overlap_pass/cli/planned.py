@@ -50,14 +50,14 @@ def config_of(
     return Config.from_options(options)
 
 
-def check_output(path: Path | None, suffixes: Sequence[str]) -> None:
+def check_output(path: Path | None, suffixes: Sequence[str], option: str = "--output") -> None:
     """Refuse a page that cannot be written before minutes are spent on it."""
     if path is None:
         return
     if path.suffix not in suffixes:
-        raise OptionError(f"--output={path} must end in {' or '.join(suffixes)}")
+        raise OptionError(f"{option}={path} must end in {' or '.join(suffixes)}")
     if not path.absolute().parent.is_dir():
-        raise OptionError(f"--output={path}: the folder {path.absolute().parent} does not exist")
+        raise OptionError(f"{option}={path}: the folder {path.absolute().parent} does not exist")
 
 
 def traced(model: str, world_size: int, tokens: int | None, progress: Any) -> tuple[Program, ...]:

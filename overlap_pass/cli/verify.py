@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlap_pass.errors import OptionError
+from overlap_pass.cli.planned import check_output
+from overlap_pass.errors import OptionError, PlanError
 
 if TYPE_CHECKING:
     from overlap_pass.report.verification import Verification
@@ -70,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
     named = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) is not None}
     options = {**named, **_arguments("--option", args.option)}
     Config.from_options(options)
-    for name, least in (("rounds", 2), ("steps", 1), ("profiled", 0)):
-        if getattr(args, name) < least:
-            raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
+    _check(args)
     if not args.rehearse:
         require_cuda()
     with ranks("verify") as (_, first):
@@ -87,6 +86,17 @@ def run(args: argparse.Namespace) -> int:
         if first:
             _write(verification, args)
     return 1 if verification.scheduled.wrong else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse bad input before minutes are spent on it."""
+    for name, least in (("rounds", 2), ("steps", 1), ("profiled", 0)):
+        if getattr(args, name) < least:
+            raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
+    check_output(args.output, (".html",))
+    check_output(args.record, (".json",), "--record")
+    if args.output is not None and args.profiled == 0:
+        raise OptionError("--output needs timelines, and --profiled=0 takes none: leave one of them out")
 
 
 def _arguments(switch: str, pairs: list[str]) -> dict[str, Any]:
@@ -128,6 +138,7 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{option.replace('_', '-')}", getattr(args, option)]
     for count in ("rounds", "steps", "profiled"):
         words += [f"--{count}", str(getattr(args, count))]
+    words += ["--rehearse"] * args.rehearse
     return shlex.join(words)
 
 
@@ -148,6 +159,9 @@ def _write(verification: Verification, args: argparse.Namespace) -> None:
     )
     if args.record is not None:
         args.record.write_text(json.dumps(stamped.to_json(), indent=1) + "\n", encoding="utf-8")
-    if args.output is not None:
-        args.output.write_text(html.render(stamped.comparison()), encoding="utf-8")
     print(json.dumps(stamped.to_json(), indent=1) if args.json else verification_text.render(stamped), flush=True)
+    if args.output is not None:
+        try:
+            args.output.write_text(html.render(stamped.comparison()), encoding="utf-8")
+        except PlanError as error:
+            print(f"verify: {args.output} was not written: {error}", file=sys.stderr)

@@ -223,7 +223,9 @@ class Verification:
                 f"No difference shown: {times}; {len(ours.blocks_us)} rounds give {100 * change.confidence:.0f} % "
                 f"confidence at most, {100 * CONFIDENCE:.0f} % takes {least_rounds()}."
             )
-        return f"No difference shown: {times}, {_percent(change, faster=False)} slower."
+        faster = change.value < 1
+        words = "faster" if faster else "slower"
+        return f"No difference shown: {times}, {_percent(change, faster=faster)} {words}, which may be chance."
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -275,7 +277,7 @@ def _percent(change: Interval, *, faster: bool) -> str:
     sign = -1 if faster else 1
     value, *ends = (sign * 100 * (ratio - 1) for ratio in (change.value, change.low, change.high))
     low, high = sorted(ends)
-    return f"{value:.1f} % ({low:.1f} to {high:.1f})"
+    return f"{value:.1f} % ({low:.1f} to {high:.1f})".replace("-", "−")
 
 
 def _numbers(system: Measured) -> str:

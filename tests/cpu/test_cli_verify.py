@@ -36,6 +36,9 @@ def test_without_cuda_it_says_so_and_what_to_do(capsys) -> None:
         ([f"{EXAMPLE}:make_step", "--set", "tokens"], "--set 'tokens' is no NAME=VALUE"),
         ([f"{EXAMPLE}:make_step", "--option", "coalesced=off"], "unknown option 'coalesced'"),
         ([f"{EXAMPLE}:make_step", "--rounds", "1"], "--rounds=1 is too small: at least 2"),
+        ([f"{EXAMPLE}:make_step", "--output", "page.png"], "--output=page.png must end in .html"),
+        ([f"{EXAMPLE}:make_step", "--record", "no/such/folder/a.json"], "the folder"),
+        ([f"{EXAMPLE}:make_step", "--output", "page.html", "--profiled", "0"], "--profiled=0 takes none"),
     ],
 )
 def test_input_that_cannot_be_used_is_named_in_one_line(capsys, arguments, message) -> None:
