@@ -47,7 +47,9 @@ class Group:
         return f"{member}_part"
 
 
-def groups_of(program: Program, target_bytes: int, *, across: bool = False) -> tuple[Group, ...]:
+def groups_of(
+    program: Program, target_bytes: int, *, across: bool = False, placement: Placement | None = None
+) -> tuple[Group, ...]:
     """Neighbours of one unit, kind, communicator and dtype, packed until a launch carries ``target_bytes``.
 
     Packing order is the order of need (gathers) and of release (reductions): what is needed first is in the first
@@ -56,12 +58,14 @@ def groups_of(program: Program, target_bytes: int, *, across: bool = False) -> t
 
     Args:
         across: neighbours of any units, and of none.
+        placement: the program's, where it is known.
     """
     open_runs: dict[tuple[object, ...], list[str]] = {}
     filled: dict[tuple[object, ...], int] = {}
     found: list[Group] = []
     fences = list(itertools.accumulate(op.opaque for op in program.ops))
-    moves = [move for move in Placement(build_dag(program)).moves if _may_join(program, move, across=across)]
+    known = placement or Placement(build_dag(program))
+    moves = [move for move in known.moves if _may_join(program, move, across=across)]
     for move in sorted(moves, key=lambda move: (move.deadline, move.release, move.launch)):
         op = program.ops[move.launch]
         if op.collective is None:
@@ -108,7 +112,7 @@ def unjoinable(program: Program, groups: Sequence[Group]) -> str:
     return ""
 
 
-def coalesce(program: Program, groups: Sequence[Group]) -> Program:
+def coalesce(program: Program, groups: Sequence[Group], placement: Placement | None = None) -> Program:
     """The program with each group launched at once, in a legal order close to the one as written.
 
     A coalesced gather stands where its first member stood, with the casts of all members before it; a coalesced
@@ -117,7 +121,8 @@ def coalesce(program: Program, groups: Sequence[Group]) -> Program:
     if not groups:
         return program
     keys = {op.name: float(position) for position, op in enumerate(program.ops)}
-    heads = {program.ops[move.launch].name: move.head for move in Placement(build_dag(program)).moves}
+    known = placement or Placement(build_dag(program))
+    heads = {program.ops[move.launch].name: move.head for move in known.moves}
     replaced: dict[str, Group] = {member: group for group in groups for member in group.members}
     ops: list[OpNode] = []
     for op in program.ops:

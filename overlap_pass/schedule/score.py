@@ -16,9 +16,10 @@ from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
-from overlap_pass.simulate.bound import lower_bound
+from overlap_pass.simulate.bound import bound_by, fixed_compute
 from overlap_pass.simulate.engine import Outcome, Simulator
 from overlap_pass.simulate.loads import busiest_lane_us
+from overlap_pass.simulate.precedence import Precedence
 
 __all__ = ["PESSIMISM", "Score"]
 
@@ -102,10 +103,11 @@ class _Judge:
     def bound_us(self) -> float:
         launches = (op.collective for op in self._dag.program.launches)
         moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
-        bounds = (
-            lower_bound(self._dag, c, fixed=() if moves_compute else None) for c in (self._costs, self._slower_costs)
-        )
-        return sum(bound.step_us for bound in bounds) / 2
+        program = self._dag.program
+        facts = Precedence(self._dag, self._costs, () if moves_compute else fixed_compute(program))
+        expected = bound_by(facts, program, self._costs)
+        slower = bound_by(facts.at(self._slower_costs), program, self._slower_costs)
+        return (expected.step_us + slower.step_us) / 2
 
     @cached_property
     def lifetimes(self) -> Lifetimes:

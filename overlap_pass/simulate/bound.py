@@ -42,7 +42,7 @@ from overlap_pass.simulate.loads import lane_loads
 from overlap_pass.simulate.precedence import Precedence
 from overlap_pass.simulate.windows import head_and_tail_us
 
-__all__ = ["Bound", "fixed_compute", "lower_bound"]
+__all__ = ["Bound", "bound_by", "fixed_compute", "lower_bound"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,12 @@ def lower_bound(dag: DepGraph, costs: CostTable, *, fixed: Collection[str] | Non
         fixed: compute ops that keep their relative order as written; default :func:`fixed_compute`. With ``()`` the
             bound holds for every legal order.
     """
-    facts = Precedence(dag, costs, fixed_compute(dag.program) if fixed is None else fixed)
-    lanes = lane_loads(dag.program, costs)
+    return bound_by(Precedence(dag, costs, fixed_compute(dag.program) if fixed is None else fixed), dag.program, costs)
+
+
+def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
+    """:func:`lower_bound` from facts that are known already, for several prices of one graph."""
+    lanes = lane_loads(program, costs)
     # Kernels of launches and waits run somewhere on the compute lane; where, only the whole step need not ask.
     compute_us = facts.compute_us + sum(costs.kernel_us.values())
     values = {"compute lane": compute_us, "CPU lane": sum(facts.launch_us)}
@@ -84,7 +88,7 @@ def lower_bound(dag: DepGraph, costs: CostTable, *, fixed: Collection[str] | Non
         name = "compute lane" if compute_us >= lane.total_us else lane.name
         values[name] = max(values.get(name, 0.0), lane.span_us(compute_us, lane.total_us, gain_us))
     values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
-    factors = (costs.contention_of(op.name).compute_beside_communication for op in dag.program.launches)
+    factors = (costs.contention_of(op.name).compute_beside_communication for op in program.launches)
     values["head and tail"] = head_and_tail_us(facts, lanes, slowest=max(factors, default=1.0))
     by = max(values, key=lambda name: values[name])
     return Bound(values[by], by, values)
@@ -96,20 +100,21 @@ def fixed_compute(program: Program) -> tuple[str, ...]:
     That is what moves data only (pointwise, copies) and leads only to launches, or reads only inputs and what waits
     return; activation collectives take nothing with them.
     """
-    tails: set[str] = set()
-    for op in program.ops:
-        sources = [program.op(name) for name in op.inputs]
-        computed = [source for source in sources if source.kind is not OpKind.INPUT]
-        if op.moves_data and computed and all(s.name in tails or _waits_for_shard(program, s) for s in computed):
-            tails.add(op.name)
-    heads: set[str] = set()
-    for op, readers in zip(reversed(program.ops), reversed(program.readers), strict=True):
-        leads = (program.ops[reader] for reader in readers)
-        if op.moves_data and all(lead.name in heads or _launch_moves(lead) for lead in leads):
-            heads.add(op.name)
+    ops, index = program.ops, program.index
+    tails: set[int] = set()
+    for position, op in enumerate(ops):
+        if op.moves_data:
+            computed = [source for name in op.inputs if ops[source := index[name]].kind is not OpKind.INPUT]
+            if computed and all(s in tails or _waits_for_shard(program, ops[s]) for s in computed):
+                tails.add(position)
+    heads: set[int] = set()
+    for position in range(len(ops) - 1, -1, -1):
+        if ops[position].moves_data and all(r in heads or _launch_moves(ops[r]) for r in program.readers[position]):
+            heads.add(position)
     return tuple(
-        op.name for op in program.ops if op.kind is OpKind.COMPUTE and op.name not in tails and op.name not in heads
-    )
+        op.name for position, op in enumerate(ops)
+        if op.kind is OpKind.COMPUTE and position not in tails and position not in heads
+    )  # fmt: skip
 
 
 def _launch_moves(op: OpNode) -> bool:

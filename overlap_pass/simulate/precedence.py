@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
@@ -29,12 +30,10 @@ class Precedence:
 
     def __init__(self, dag: DepGraph, costs: CostTable, fixed: Collection[str]) -> None:
         program, names = dag.program, set(fixed)
-        timed = (OpKind.COMPUTE, OpKind.LAUNCH)
         self.predecessors, self.successors = dag.predecessors, dag.successors
-        self.duration_us = [costs.duration_us.get(op.name, 0.0) if op.kind in timed else 0.0 for op in program.ops]
-        self.launch_us = [costs.launch_us.get(op.name, 0.0) for op in program.ops]
         self.is_compute = [op.kind is OpKind.COMPUTE for op in program.ops]
-        self.compute_us = sum(us for us, counts in zip(self.duration_us, self.is_compute, strict=True) if counts)
+        self._program = program
+        self._set_prices(costs)
         self.fixed = [position for position, op in enumerate(program.ops) if op.name in names]
         self.rank = {position: rank for rank, position in enumerate(self.fixed)}
         index = program.index
@@ -42,6 +41,19 @@ class Precedence:
         self._launch_of = {wait: launch for launch, waits in self.waits.items() for wait in waits}
         self.after = self._after()
         self.before = self._before()
+
+    def _set_prices(self, costs: CostTable) -> None:
+        timed, ops = (OpKind.COMPUTE, OpKind.LAUNCH), self._program.ops
+        self.duration_us = [costs.duration_us.get(op.name, 0.0) if op.kind in timed else 0.0 for op in ops]
+        self.launch_us = [costs.launch_us.get(op.name, 0.0) for op in ops]
+        self.compute_us = sum(us for us, counts in zip(self.duration_us, self.is_compute, strict=True) if counts)
+
+    def at(self, costs: CostTable) -> Precedence:
+        """The same facts at other prices."""
+        twin = copy(self)
+        twin.__dict__.pop("heads_us", None)  # a sum of prices
+        twin._set_prices(costs)
+        return twin
 
     def _after(self) -> list[int]:
         found: list[int] = []
@@ -96,38 +108,49 @@ class Precedence:
     def _heads(self, floor_us: Sequence[float]) -> list[float]:
         ready: list[float] = []
         done: list[float] = []  # when what stands behind the op may start
+        duration_us, rank, launch_of = self.duration_us, self.rank, self._launch_of
         previous_us = 0.0
         for position, predecessors in enumerate(self.predecessors):
-            start_us = max((done[p] for p in predecessors), default=0.0)
-            if floor_us and position in self.rank:
-                start_us = max(start_us, floor_us[self.rank[position]], previous_us)
-                previous_us = start_us + self.duration_us[position]
+            start_us = 0.0
+            for predecessor in predecessors:
+                if done[predecessor] > start_us:
+                    start_us = done[predecessor]
+            if floor_us and position in rank:
+                start_us = max(start_us, floor_us[rank[position]], previous_us)
+                previous_us = start_us + duration_us[position]
             ready.append(start_us)
             if self.is_compute[position]:
-                start_us += self.duration_us[position]
-            elif position in self._launch_of:
-                launch = self._launch_of[position]
-                start_us = max(start_us, ready[launch] + self.duration_us[launch])
+                start_us += duration_us[position]
+            elif position in launch_of:
+                launch = launch_of[position]
+                start_us = max(start_us, ready[launch] + duration_us[launch])
             done.append(start_us)
         return ready
 
     def _tails(self, rest_us: Sequence[float]) -> list[float]:
         left = [0.0] * len(self.predecessors)
+        duration_us, rank, waits = self.duration_us, self.rank, self.waits
         next_us = 0.0
         for position in range(len(left) - 1, -1, -1):
-            behind_us = self.behind_us(position, left)
-            if position in self.waits:
-                in_order_us = max((left[s] for s in self.successors[position]), default=0.0)
-                behind_us = max(in_order_us, self.duration_us[position] + behind_us)
+            behind_us = _most(left, self.successors[position])
+            if position in waits:
+                behind_us = max(behind_us, duration_us[position] + _most(left, waits[position]))
             else:
-                behind_us += self.duration_us[position]
-            if rest_us and position in self.rank:
-                behind_us = max(behind_us, rest_us[self.rank[position]], self.duration_us[position] + next_us)
+                behind_us += duration_us[position]
+            if rest_us and position in rank:
+                behind_us = max(behind_us, rest_us[rank[position]], duration_us[position] + next_us)
                 next_us = behind_us
             left[position] = behind_us
         return left
 
     def behind_us(self, position: int, left: Sequence[float]) -> float:
         """Least time from the end of an op to the end of the step: for a collective, behind its waits."""
-        behind = self.waits.get(position, self.successors[position])
-        return max((left[follower] for follower in behind), default=0.0)
+        return _most(left, self.waits.get(position, self.successors[position]))
+
+
+def _most(left: Sequence[float], followers: Sequence[int]) -> float:
+    most_us = 0.0
+    for follower in followers:
+        if left[follower] > most_us:
+            most_us = left[follower]
+    return most_us
