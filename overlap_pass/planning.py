@@ -14,7 +14,7 @@ from typing import Any
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
-from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
@@ -256,7 +256,7 @@ def _check_feasible(written: _Written) -> None:
     budget_bytes, memory, program = written.budget_bytes, written.memory, written.program
     if budget_bytes is None or memory.peak_bytes <= budget_bytes:
         return
-    tight_bytes = Room.of(Placement(build_dag(program))).smallest_bytes + written.resident_bytes
+    tight_bytes = once(Placement.of_program(program), Room.of).smallest_bytes + written.resident_bytes
     smallest_bytes = min(tight_bytes, memory.peak_bytes)
     if smallest_bytes > budget_bytes:
         raise InfeasibleBudget(

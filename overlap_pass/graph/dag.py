@@ -14,6 +14,7 @@ from functools import cached_property
 import networkx as nx
 
 from overlap_pass.graph.in_flight import waited_before
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, OpNode, Program, Role
 
 __all__ = ["DepGraph", "EdgeKind", "build_dag"]
@@ -62,7 +63,11 @@ class DepGraph:
 
 
 def build_dag(program: Program) -> DepGraph:
-    """Build the dependency graph in time linear in ops plus edges; no transitive closure is taken."""
+    """The dependency graph, in time linear in ops plus edges; no transitive closure is taken. Built once per program."""
+    return once(program, _build)
+
+
+def _build(program: Program) -> DepGraph:
     graph = nx.DiGraph()
     for op in program.ops:
         graph.add_node(op.name, op=op)

@@ -15,7 +15,6 @@ import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import CollectiveKind, OpKind, Phase, Role
 from overlap_pass.graph.read import ANNOTATION, read_program
 from overlap_pass.graph.targets import collective_kind
@@ -46,7 +45,7 @@ def tag_gathers(graph: fx.Graph, kept: Collection[str] | None = None) -> int:
     if not program.launches:
         return 0
     kept = asked_to_keep(graph) if kept is None else kept
-    placement = Placement(build_dag(program))
+    placement = Placement.of_program(program)
     nodes = {node.name: node for node in graph.nodes}
     tagged = 0
     for move in placement.moves:

@@ -31,7 +31,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import AFTER, ANCHOR, BEFORE, WAITS, Key, Move, Placement, place
@@ -48,7 +48,7 @@ def agreed(program: Program, share: float = 1.0) -> Program:
     Args:
         share: of the allowance that gathers may use.
     """
-    placement = Placement(build_dag(program))
+    placement = Placement.of_program(program)
     order = place(placement, _wishes(placement, int(share * allowance(program))))
     return replace(program, ops=tuple(program.ops[position] for position in order), launches_fixed=True)
 
@@ -69,7 +69,7 @@ def added_bytes(written: Program, order: Program) -> int:
     others are the same in both. Ops that make or read one of these are compared one by one, and what is held between two of
     them as a whole.
     """
-    placement = Placement(build_dag(written))
+    placement = Placement.of_program(written)
     free = [written.ops[position] for position in placement.free]
     travel = {storage for op in free for storage in written.touched(op)}
     fixed = {move.launch: move for move in placement.moves if move.launch not in placement.free}
@@ -107,8 +107,8 @@ def reference_costs(program: Program, costs: CostTable, compute_per_traffic: flo
     shared = {op.name for op in program.launches if op.collective and op.collective.role is not Role.ACTIVATION}
     duration_us = {op.name: costs.duration_us[op.name] if op.name in shared else 0.0 for op in program.ops}
     launch_us = {op.name: costs.launch_us[op.name] if op.name in shared else 0.0 for op in program.ops}
-    placement = Placement(build_dag(program))
-    for event in _events(placement):
+    placement = Placement.of_program(program)
+    for event in once(placement, _events):
         launch, anchor = program.ops[event.move.launch], program.ops[event.anchor]
         if launch.name in shared and anchor.collective is None:
             duration_us[anchor.name] += compute_per_traffic * costs.duration_us[launch.name]
@@ -134,7 +134,7 @@ class _Event:
         return (self.anchor, self.rank, self.move.launch)
 
 
-def _events(placement: Placement) -> list[_Event]:
+def _events(placement: Placement) -> Sequence[_Event]:
     found = []
     for move in placement.moves:
         if move.launch not in placement.free:
@@ -161,7 +161,7 @@ def _wishes(placement: Placement, allowance_bytes: int) -> dict[int, Key]:
 
 def _sequence(placement: Placement, allowance_bytes: int) -> Iterator[tuple[_Event, tuple[int, int]]]:
     """Events in the agreed order of their launches, each with the anchor and the side of it where its launch goes."""
-    events = _events(placement)
+    events = once(placement, _events)
     others = [event for event in events if not _gathers(event)]
     ahead_of = _ahead_of(placement.program, events, allowance_bytes)
     waiting = [event for event in reversed(events) if _gathers(event)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
@@ -26,7 +27,7 @@ from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant
-from overlap_pass.simulate.engine import simulate
+from overlap_pass.simulate.engine import Simulator
 
 __all__ = ["LOCAL", "Terms", "choose_alike"]
 
@@ -76,7 +77,7 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
         found: the program as it came, then what its launches could be joined to.
     """
     written = found[0]
-    bench = _Bench(written, terms, price)
+    bench = _Bench(written, terms)
     shared = bench.best([bench.candidate(variant) for variant in found])
     fitting = next(c for c in (shared, *_local(written, shared)) if _fits(c.ordered, terms.budget_bytes))
     problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
@@ -88,8 +89,8 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
 class _Bench:
     """Makes and judges candidates by what no rank sees differently."""
 
-    def __init__(self, written: Variant, terms: Terms, price: Callable[[Program], CostTable]) -> None:
-        self._written, self._strategy, self._price = written, terms.strategy, price
+    def __init__(self, written: Variant, terms: Terms) -> None:
+        self._written, self._strategy = written, terms.strategy
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
 
     def candidate(self, variant: Variant) -> _Candidate:
@@ -110,14 +111,15 @@ class _Bench:
         """The one with the least sum of steps, each relative to the best one's; ties to the first."""
         if len(candidates) == 1:
             return candidates[0]
-        steps_us = [self._steps_us(candidate.ordered) for candidate in candidates]
+        steps_us = [self._steps_us(candidate) for candidate in candidates]
         least_us = [min(column) for column in zip(*steps_us, strict=True)]
         scores = [sum(step / least for step, least in zip(row, least_us, strict=True) if least) for row in steps_us]
         return candidates[scores.index(min(scores))]
 
-    def _steps_us(self, program: Program) -> list[float]:
-        costs = self._price(program)
-        return [simulate(program, reference_costs(program, costs, ratio)).step_us for ratio in _COMPUTE_PER_TRAFFIC]
+    def _steps_us(self, candidate: _Candidate) -> list[float]:
+        program, costs = candidate.ordered, candidate.variant.problem.costs  # of launches, which no order changes
+        tables = (reference_costs(program, costs, ratio) for ratio in _COMPUTE_PER_TRAFFIC)
+        return [Simulator(program, table).step_us() for table in tables]
 
 
 def _as_written(written: Variant) -> _Candidate:
@@ -145,7 +147,7 @@ def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
 def _fits(program: Program, budget_bytes: int | None) -> bool:
     if budget_bytes is None or peak(program).peak_bytes <= budget_bytes:
         return True
-    return Room.of(Placement(build_dag(program))).smallest_bytes <= budget_bytes
+    return once(Placement.of_program(program), Room.of).smallest_bytes <= budget_bytes
 
 
 def _against_written(schedule: Schedule, written: Problem) -> Schedule:

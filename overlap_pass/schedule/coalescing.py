@@ -17,7 +17,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import CollectiveKind, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.placement import Move, Placement
 
@@ -47,9 +46,7 @@ class Group:
         return f"{member}_part"
 
 
-def groups_of(
-    program: Program, target_bytes: int, *, across: bool = False, placement: Placement | None = None
-) -> tuple[Group, ...]:
+def groups_of(program: Program, target_bytes: int, *, across: bool = False) -> tuple[Group, ...]:
     """Neighbours of one unit, kind, communicator and dtype, packed until a launch carries ``target_bytes``.
 
     Packing order is the order of need (gathers) and of release (reductions): what is needed first is in the first
@@ -58,14 +55,12 @@ def groups_of(
 
     Args:
         across: neighbours of any units, and of none.
-        placement: the program's, where it is known.
     """
     open_runs: dict[tuple[object, ...], list[str]] = {}
     filled: dict[tuple[object, ...], int] = {}
     found: list[Group] = []
     fences = list(itertools.accumulate(op.opaque for op in program.ops))
-    known = placement or Placement(build_dag(program))
-    moves = [move for move in known.moves if _may_join(program, move, across=across)]
+    moves = [move for move in Placement.of_program(program).moves if _may_join(program, move, across=across)]
     for move in sorted(moves, key=lambda move: (move.deadline, move.release, move.launch)):
         op = program.ops[move.launch]
         if op.collective is None:
@@ -99,7 +94,7 @@ def _may_join(program: Program, move: Move, *, across: bool) -> bool:
 
 def unjoinable(program: Program, groups: Sequence[Group]) -> str:
     """Why groups that somebody else made cannot be joined; "" if they can."""
-    moves = {program.ops[move.launch].name: move for move in Placement(build_dag(program)).moves}
+    moves = {program.ops[move.launch].name: move for move in Placement.of_program(program).moves}
     seen: set[str] = set()
     for group in groups:
         for name in group.members:
@@ -112,7 +107,7 @@ def unjoinable(program: Program, groups: Sequence[Group]) -> str:
     return ""
 
 
-def coalesce(program: Program, groups: Sequence[Group], placement: Placement | None = None) -> Program:
+def coalesce(program: Program, groups: Sequence[Group]) -> Program:
     """The program with each group launched at once, in a legal order close to the one as written.
 
     A coalesced gather stands where its first member stood, with the casts of all members before it; a coalesced
@@ -121,8 +116,7 @@ def coalesce(program: Program, groups: Sequence[Group], placement: Placement | N
     if not groups:
         return program
     keys = {op.name: float(position) for position, op in enumerate(program.ops)}
-    known = placement or Placement(build_dag(program))
-    heads = {program.ops[move.launch].name: move.head for move in known.moves}
+    heads = {program.ops[move.launch].name: move.head for move in Placement.of_program(program).moves}
     replaced: dict[str, Group] = {member: group for group in groups for member in group.members}
     ops: list[OpNode] = []
     for op in program.ops:

@@ -20,6 +20,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, Program, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import Placement
@@ -70,7 +71,7 @@ class _Refill:
         self.critical = self._leads_to_activations()
         self.front = 0  # the first critical op that has not run
         self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
-        self.ledger = Ledger(Lifetimes(placement.program))
+        self.ledger = Ledger(once(placement.program, Lifetimes))
         self.order: list[int] = []
         self.now_us = 0.0
         self.free_us: dict[str, float] = {}  # communicator → when its last collective ends

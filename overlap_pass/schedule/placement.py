@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from overlap_pass.graph.dag import DepGraph, EdgeKind
+from overlap_pass.graph.dag import DepGraph, EdgeKind, build_dag
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Collective, OpKind, OpNode, Program, Role
 from overlap_pass.schedule.types import Problem
 
@@ -65,8 +66,13 @@ class Placement:
 
     @classmethod
     def of(cls, problem: Problem) -> Placement:
-        """The problem's, derived once for all of its budgets."""
-        return problem.once(_placement)
+        """The problem's, derived once for all of its prices and budgets."""
+        return once(problem.dag, Placement)
+
+    @classmethod
+    def of_program(cls, program: Program) -> Placement:
+        """The program's, derived once."""
+        return once(build_dag(program), Placement)
 
     @property
     def program(self) -> Program:
@@ -217,10 +223,6 @@ class Placement:
             if around and all(n in seeds or n in found for n in around):
                 found.add(position)
         return found
-
-
-def _placement(problem: Problem) -> Placement:
-    return Placement(problem.dag)
 
 
 def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from itertools import accumulate
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak, resident_bytes
@@ -142,7 +143,7 @@ class _Step:
         order = _QUICK.schedule(Problem(build_dag(backward), costs, left_bytes)).order
         blocked_us = simulate(backward, costs, order).blocked_us
         hidden = _hidden_price(backward, costs)
-        heads = {backward.ops[m.launch].name: m.head for m in Placement(build_dag(backward)).moves}
+        heads = {backward.ops[m.launch].name: m.head for m in Placement.of_program(backward).moves}
 
         def saved_us(gather: Gathered) -> float:
             waited_us = min(blocked_us[gather.launch], costs.duration_us[gather.launch])
@@ -193,4 +194,4 @@ def _hidden_price(program: Program, costs: CostTable) -> float:
 
 
 def _least_bytes(program: Program) -> int:
-    return min(Room.of(Placement(build_dag(program))).smallest_bytes, peak(program).peak_bytes)
+    return min(once(Placement.of_program(program), Room.of).smallest_bytes, peak(program).peak_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import BEFORE, Key, Placement, place
@@ -54,12 +55,12 @@ class Room:
     @classmethod
     def shared(cls, problem: Problem) -> Room:
         """The problem's, made once for all of its budgets."""
-        return problem.once(_room)
+        return once(Placement.of(problem), Room.of)
 
     @classmethod
     def of(cls, placement: Placement) -> Room:
         """The better of the two tight orders."""
-        lifetimes = Lifetimes(placement.program)
+        lifetimes = once(placement.program, Lifetimes)
         rooms = [cls._after(placement, lifetimes, tight(placement, as_written=written)) for written in (False, True)]
         return min(rooms, key=lambda room: room.smallest_bytes)
 
@@ -101,7 +102,3 @@ class Room:
             rows.append(tuple(map(max, row, row[width:])))
             width *= 2
         return tuple(rows)
-
-
-def _room(problem: Problem) -> Room:
-    return Room.of(Placement.of(problem))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
@@ -111,7 +112,7 @@ class _Judge:
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
-        return Lifetimes(self._dag.program)
+        return once(self._dag.program, Lifetimes)
 
     @cached_property
     def _expected(self) -> Simulator:

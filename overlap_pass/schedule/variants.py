@@ -15,7 +15,6 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
 from overlap_pass.schedule.in_flight import hold_back
-from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.types import Problem
 from overlap_pass.schedule.verify import violations
 
@@ -70,22 +69,21 @@ def _tried(
     program: Program, price: Callable[[Program], CostTable], target_bytes: int | None, across_units: bool
 ) -> tuple[Variant, ...]:
     as_came = Variant.of((), program, price)
-    placement = Placement.of(as_came.problem)
 
     def joined(groups: tuple[Group, ...]) -> Variant:
-        together = coalesce(program, groups, placement)
+        together = coalesce(program, groups)
         return Variant.of(groups, hold_back(together) or together, price)  # which is then left out
 
     if target_bytes is not None:
-        groups = groups_of(program, target_bytes, placement=placement) if target_bytes else ()
+        groups = groups_of(program, target_bytes) if target_bytes else ()
         if target_bytes and across_units and not groups:
-            groups = groups_of(program, target_bytes, across=True, placement=placement)
+            groups = groups_of(program, target_bytes, across=True)
         return (as_came, joined(groups)) if groups else (as_came,)
-    inside = dict.fromkeys(groups_of(program, size, placement=placement) for size in _UNIT_BYTES)
+    inside = dict.fromkeys(groups_of(program, size) for size in _UNIT_BYTES)
     found = [as_came, *(joined(groups) for groups in inside if groups)]
     if not across_units:
         return tuple(found)
     least_us = min(variant.traffic_us for variant in found)
-    across = dict.fromkeys(groups_of(program, size, across=True, placement=placement) for size in _ACROSS_BYTES)
+    across = dict.fromkeys(groups_of(program, size, across=True) for size in _ACROSS_BYTES)
     more = [joined(groups) for groups in across if groups and groups not in inside]
     return (*found, *(variant for variant in more if variant.traffic_us < _PAYS * least_us))
