@@ -97,7 +97,7 @@ def read(path: Path) -> Recorded:
     data = json.loads(gzip.decompress(path.read_bytes()))
     sizes = {name: group["size"] for name, group in data["process_groups"].items()}
     labels = {name: f"g{number}" for number, name in enumerate(_in_order_of_use(data["nodes"]))}
-    ops = _waits_bound([_op(node, labels, sizes) for node in data["nodes"]])
+    ops = _all_waited(_waits_bound([_op(node, labels, sizes) for node in data["nodes"]]))
     program = Program(
         data["name"],
         Phase.BACKWARD if "_bw" in data["name"] else Phase.FORWARD,
@@ -106,6 +106,7 @@ def read(path: Path) -> Recorded:
         {label: sizes.get(name, 1) for name, label in labels.items()},
     )
     duration_us = {node["name"]: float(node["duration_us"]) for node in data["nodes"]}
+    duration_us |= {name: 0.0 for name in program.order if name not in duration_us}
     costs = CostTable(duration_us, dict.fromkeys(program.order, 0.0), Contention(), hardware="recorded")
     return Recorded(program, costs, _peer(data["reference"]), _curves(data["cost_curves"], labels))
 
@@ -182,6 +183,27 @@ def _waits_bound(ops: Sequence[OpNode]) -> tuple[OpNode, ...]:
             launched[op.name] = op.name
         elif op.kind is OpKind.VIEW and source is not None:
             launched[op.name] = source
+        found.append(op)
+    return tuple(found)
+
+
+def _all_waited(ops: Sequence[OpNode]) -> tuple[OpNode, ...]:
+    """A wait in front of the output for each collective whose result leaves unwaited, and sizes known without a wait.
+
+    Both as the recorder's simulator has it: a step ends with its last collective, and a size costs nothing.
+    """
+    launches = {op.name: op for op in ops if op.kind is OpKind.LAUNCH}
+    found = []
+    for op in ops:
+        if op.target == "aten.sym_size.int":
+            op = replace(op, inputs=tuple(name for name in op.inputs if name not in launches))
+        if op.kind is OpKind.OUTPUT:
+            names = {name: f"{name}_waited" for name in op.inputs if name in launches}
+            found += [
+                OpNode(wait, OpKind.WAIT, "wait", (name,), launches[name].storages, launch=name)
+                for name, wait in names.items()
+            ]
+            op = replace(op, inputs=tuple(names.get(name, name) for name in op.inputs))
         found.append(op)
     return tuple(found)
 
