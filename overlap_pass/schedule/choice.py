@@ -14,7 +14,7 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
     rungs            ├──┬──┬─────┬───────────┬───────────────────────┤
                  smallest   made for these   not asked               what the strategy takes without a bound
 
-Rungs are asked from the least on, until an order is within ``_CLOSE`` of the bound, or until ``_PATIENCE`` rungs in a row gained
+Rungs are asked from the least on, until an order is within 0.1 % of the bound, or until ``_PATIENCE`` rungs in a row gained
 less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up. Where that
 stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
 quick orders are asked for.
@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
-from overlap_pass.schedule.score import Score
+from overlap_pass.schedule.score import CLOSE, Score
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.latest_start import LatestStart
 from overlap_pass.schedule.types import Schedule, Strategy
@@ -42,10 +42,9 @@ __all__ = ["Choice", "choose"]
 
 _log = logging.getLogger("overlap_pass")
 
-_RUNGS = (0.0, 0.03125, 0.0625, 0.09375, 0.125, 0.25, 0.5)
+_RUNGS = (0.03125, 0.0625, 0.09375, 0.125, 0.25, 0.5)
 _ASKED_VARIANTS = 2
 _QUICK = LatestStart(margin=1.5)
-_CLOSE = 0.001
 _PATIENCE = 2
 _HOPELESS = 0.02
 
@@ -87,24 +86,11 @@ def choose(found: Sequence[Variant], strategy: Strategy, budget_bytes: int | Non
     if isinstance(strategy, AsWritten):  # asked to move nothing: only the budget is a reason to
         kept = next(option for option in safe if budget_bytes is None or option.peak_bytes <= budget_bytes)
         return Choice(kept.variant, kept.schedule)
-    smallest_bytes = min(option.peak_bytes for option in safe)
-    asked = bench.promising(found)
-    free = [option for option in (bench.option(variant, None) for variant in asked) if option is not None]
-    most_bytes = max((option.peak_bytes for option in free), default=smallest_bytes)
-    own = [*bench.climb(asked, _rungs(smallest_bytes, most_bytes, budget_bytes)), *free]
+    own = bench.climb(bench.promising(found), min(option.peak_bytes for option in safe), budget_bytes)
     at_hand = [o for o in (*safe, *own) if budget_bytes is None or o.needed_bytes <= budget_bytes]
     best = _best(at_hand)
     why = () if not best.safe else _why_safe(strategy, best, own, budget_bytes)
     return Choice(best.variant, best.schedule, (*bench.complaints, *why))
-
-
-def _rungs(smallest_bytes: int, most_bytes: int, budget_bytes: int | None) -> Iterator[int]:
-    """Those within the budget."""
-    if most_bytes > smallest_bytes:
-        for share in _RUNGS:
-            rung_bytes = int(smallest_bytes + share * (most_bytes - smallest_bytes))
-            if budget_bytes is None or rung_bytes <= budget_bytes:
-                yield rung_bytes
 
 
 def _best(options: Sequence[_Option]) -> _Option:
@@ -123,19 +109,19 @@ class _Climb:
     """One variant on the ladder; ``done`` once more memory buys next to nothing."""
 
     variant: Variant
-    bound_us: float
+    score: Score
     best_us: float = math.inf
     idle: int = 0
 
     def note(self, option: _Option | None) -> None:
         """The order for the next rung."""
         if option is not None:
-            self.idle = 0 if option.score_us < self.best_us * (1 - _CLOSE) else self.idle + 1
+            self.idle = 0 if option.score_us < self.best_us * (1 - CLOSE) else self.idle + 1
             self.best_us = min(self.best_us, option.score_us)
 
     @property
     def done(self) -> bool:
-        return self.best_us <= self.bound_us * (1 + _CLOSE) or self.idle == _PATIENCE
+        return self.score.is_close(self.best_us) or self.idle == _PATIENCE
 
 
 class _Bench:
@@ -159,18 +145,30 @@ class _Bench:
         needed_bytes = max(known.peak_bytes, rung_bytes or 0)
         return replace(known, schedule=schedule, needed_bytes=needed_bytes)
 
-    def climb(self, variants: Sequence[Variant], rungs: Iterator[int]) -> list[_Option]:
-        """The strategy's orders for budgets from the least on, while more of it helps."""
-        found: list[_Option] = []
-        climbs = [_Climb(variant, self._score(variant).bound_us) for variant in variants]
-        for rung_bytes in rungs:
+    def climb(self, variants: Sequence[Variant], smallest_bytes: int, budget_bytes: int | None) -> list[_Option]:
+        """The strategy's orders for budgets from the least on, while more of it helps, and without one."""
+        climbs = [_Climb(variant, self._score(variant)) for variant in variants]
+        found = self._step(climbs, smallest_bytes) if budget_bytes is None or smallest_bytes <= budget_bytes else []
+        climbs = [climb for climb in climbs if not climb.done]
+        free = [option for option in (self.option(climb.variant, None) for climb in climbs) if option is not None]
+        range_bytes = max((option.peak_bytes - smallest_bytes for option in free), default=0)
+        for share in _RUNGS if range_bytes > 0 else ():
+            rung_bytes = smallest_bytes + int(share * range_bytes)
+            if budget_bytes is not None and rung_bytes > budget_bytes:
+                break
             climbs = [climb for climb in climbs if not climb.done]
-            for climb in climbs:
-                option = self.option(climb.variant, rung_bytes)
-                climb.note(option)
-                found += [] if option is None else [option]
+            found += self._step(climbs, rung_bytes)
             best_us = min((climb.best_us for climb in climbs), default=math.inf)
             climbs = [climb for climb in climbs if climb.best_us <= best_us * (1 + _HOPELESS)]
+        return [*found, *free]
+
+    def _step(self, climbs: Sequence[_Climb], rung_bytes: int) -> list[_Option]:
+        """One budget for all that still climb."""
+        found = []
+        for climb in climbs:
+            option = self.option(climb.variant, rung_bytes)
+            climb.note(option)
+            found += [] if option is None else [option]
         return found
 
     def promising(self, found: Sequence[Variant]) -> list[Variant]:

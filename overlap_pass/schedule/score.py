@@ -22,8 +22,9 @@ from overlap_pass.simulate.engine import Outcome, Simulator
 from overlap_pass.simulate.loads import busiest_lane_us
 from overlap_pass.simulate.precedence import Precedence
 
-__all__ = ["PESSIMISM", "Score"]
+__all__ = ["CLOSE", "PESSIMISM", "Score"]
 
+CLOSE = 0.001
 PESSIMISM = 1.3
 
 
@@ -31,7 +32,7 @@ class Score:
     """Judge of many orders of one problem; what it is made of is made once for all budgets."""
 
     def __init__(self, problem: Problem) -> None:
-        self._budget_bytes = problem.budget_bytes
+        self.budget_bytes = problem.budget_bytes
         self._judge = problem.once(_Judge)
 
     def of(self, order: Sequence[str]) -> float:
@@ -55,13 +56,17 @@ class Score:
         """No legal order scores less; where nothing but shards is communicated, none that keeps compute as written."""
         return self._judge.bound_us
 
+    def is_close(self, score_us: float) -> bool:
+        """Whether a score is so near to the bound that looking further would buy next to nothing."""
+        return score_us <= self.bound_us * (1 + CLOSE)
+
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of positions."""
         return self._judge.lifetimes.peak_bytes(order)
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
-        return self._budget_bytes is None or peak_bytes <= self._budget_bytes
+        return self.budget_bytes is None or peak_bytes <= self.budget_bytes
 
 
 class _Judge:

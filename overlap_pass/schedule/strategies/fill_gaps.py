@@ -54,6 +54,8 @@ class FillGaps:
             found = (not score.fits(peak_bytes), score.of(names), peak_bytes)
             if best is None or found < best[0]:
                 best = (found, order, how)
+            if not best[0][0] and score.is_close(best[0][1]):
+                break
         if best is None:
             return Schedule(spec(self), problem.program.order)
         names = tuple(problem.program.ops[p].name for p in best[1])

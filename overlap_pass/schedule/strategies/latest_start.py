@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
@@ -26,16 +25,18 @@ __all__ = ["LatestStart"]
 
 _MARGINS = (1.0, 1.5, 2.5)
 _AHEAD_SHARES = (0.0, 0.02, 0.1)
-_KEPT_POLICIES = 4
-"""So many of the ladder are tried within a budget: those that are best without one."""
+_FIRST = (1.5, 0.1)
+_KEPT = 4
+"""So many policies of the ladder are tried within a budget: those that are best without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestStart:
     """Least memory for the same hidden time.
 
-    A short ladder of policies (``schedule.feeding``) is tried without a budget, and the best of them within it, and launching
-    early (``schedule.early``); among the orders whose exact peak keeps the budget the winner is chosen by
+    One policy (``schedule.feeding``) is tried, then launching early (``schedule.early``), then a short ladder of policies: all
+    without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak keeps
+    the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
@@ -53,9 +54,7 @@ class LatestStart:
             raise OptionError(f"strategy latest_start: margin={self.margin} must be 0 (try several) or more")
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement.of(problem)
-        program = problem.program
-        score = Score(problem)
+        program, score = problem.program, Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
         for order, how in self._candidates(problem, score):
             peak_bytes = score.peak_bytes(order)
@@ -65,72 +64,76 @@ class LatestStart:
             found = (score.below(names, math.inf if best is None else best[0]), peak_bytes)
             if best is None or found < best[:2]:
                 best = (*found, order, how)
+            if score.is_close(best[0]):
+                break
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
             return Schedule(spec(self), tuple(program.ops[p].name for p in Room.shared(problem).order))
         ended = hide_tail(problem, best[2], score)
         how = best[3] if ended == best[2] else f"{best[3]}, compute put off behind the last launch"
-        return Schedule(spec(self), tuple(program.ops[p].name for p in ended), explain(placement, ended, how))
+        names = tuple(program.ops[p].name for p in ended)
+        return Schedule(spec(self), names, explain(Placement.of(problem), ended, how))
 
     def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Orders of the best policies, each distinct one once, then launching early, the tight order last."""
-        placement, room, ground = Placement.of(problem), Room.shared(problem), Ground.shared(problem)
-        seen: set[tuple[int, ...]] = set()
-        ladder = problem.once(_by_several if not self.margin else _by(self.margin))
-        for policy in ladder.best:
-            how = f"margin {policy.margin:g}, up to {policy.ahead_us / ladder.step_us:.0%} of the step ahead"
-
-            def fed(allowed_bytes: int | None, policy: Policy = policy) -> tuple[int, ...]:
-                return place(placement, feed(ground, policy, allowed_bytes))
-
-            free = ladder.orders[policy]
-            if not score.fits(score.peak_bytes(free)):
-                free = fit(fed, problem.budget_bytes, score)
-            if free not in seen:
-                seen.add(free)
-                yield free, how
+        """Each distinct order once: a policy that is good nearly always, launching early, then the best others."""
+        placement, room = Placement.of(problem), Room.shared(problem)
+        ladder = problem.once(_Ladder)
+        first = (self.margin or _FIRST[0], _FIRST[1])
 
         def early(allowed_bytes: int | None) -> tuple[int, ...]:
             return place(placement, launch_early(placement, room, allowed_bytes))
 
-        for order, how in (
-            (fit(early, problem.budget_bytes, score), "as early as memory allows"),
-            (room.order, "least memory"),
-        ):
+        def found() -> Iterator[tuple[tuple[int, ...], str]]:
+            yield ladder.within(first, score), _told(first)
+            yield fit(early, problem.budget_bytes, score), "as early as memory allows"
+            for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
+                yield ladder.within(rung, score), _told(rung)
+            yield room.order, "least memory"
+
+        seen: set[tuple[int, ...]] = set()
+        for order, how in found():
             if order not in seen:
                 seen.add(order)
                 yield order, how
 
 
+_Rung = tuple[float, float]
+"""A margin, and how far ahead of time a gather may go as a share of the step."""
+
+
+def _told(rung: _Rung) -> str:
+    return f"margin {rung[0]:g}, up to {rung[1]:.0%} of the step ahead"
+
+
 class _Ladder:
-    """Policies without a budget.
+    """The orders that policies make of one problem."""
 
-    Attributes:
-        step_us: all that the step has to do, which policies are given in shares of.
-        orders: policy → its order, distinct ones only.
-        best: those with the best scores, best first.
-    """
+    def __init__(self, problem: Problem) -> None:
+        self._ground, self._ops = Ground.shared(problem), problem.program.ops
+        self._step_us = sum(problem.costs.duration_us.values())
+        self._free: dict[_Rung, tuple[int, ...]] = {}
 
-    def __init__(self, problem: Problem, margins: Sequence[float]) -> None:
-        ground, score = Ground.shared(problem), Score(problem)
-        self.step_us = sum(problem.costs.duration_us.values())
-        self.orders: dict[Policy, tuple[int, ...]] = {}
-        known: set[tuple[int, ...]] = set()
-        for margin, share in itertools.product(margins, _AHEAD_SHARES):
-            policy = Policy(margin, share * self.step_us)
-            order = place(ground.placement, feed(ground, policy, None))
-            if order not in known:
-                known.add(order)
-                self.orders[policy] = order
-        ops = problem.program.ops
-        scores = {policy: score.of([ops[p].name for p in order]) for policy, order in self.orders.items()}
-        self.best = sorted(scores, key=lambda policy: scores[policy])[:_KEPT_POLICIES]
+    def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
+        """The order for a budget: that without one if it fits."""
+        free = self.free(rung)
+        if score.fits(score.peak_bytes(free)):
+            return free
+        return fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
 
+    def free(self, rung: _Rung) -> tuple[int, ...]:
+        """The order without a budget."""
+        if rung not in self._free:
+            self._free[rung] = self._order(rung, None)
+        return self._free[rung]
 
-def _by_several(problem: Problem) -> _Ladder:
-    return _Ladder(problem, _MARGINS)
+    def best(self, margins: Sequence[float], score: Score) -> list[_Rung]:
+        """Those with the best distinct orders without a budget, best first."""
+        distinct: dict[tuple[int, ...], _Rung] = {}
+        for rung in itertools.product(margins, _AHEAD_SHARES):
+            distinct.setdefault(self.free(rung), rung)
+        scores = {rung: score.of([self._ops[p].name for p in order]) for order, rung in distinct.items()}
+        return sorted(scores, key=lambda rung: scores[rung])[:_KEPT]
 
-
-@cache
-def _by(margin: float) -> Callable[[Problem], _Ladder]:
-    """The same function for the same margin, so that a problem knows what it has made."""
-    return lambda problem: _Ladder(problem, (margin,))
+    def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
+        margin, share = rung
+        wishes = feed(self._ground, Policy(margin, share * self._step_us), allowed_bytes)
+        return place(self._ground.placement, wishes)
