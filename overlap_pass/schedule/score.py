@@ -45,11 +45,11 @@ class Score:
 
     def blocked_us(self, order: Sequence[str]) -> Mapping[str, float]:
         """Launch → how long its waits hold the compute lane, at the prices given."""
-        return self._judge.blocked_us(tuple(order))
+        return self._judge.expected(tuple(order)).blocked_us
 
     def step_us(self, order: Sequence[str]) -> float:
         """The simulated step at the prices given."""
-        return self._judge.steps_us(tuple(order))[0]
+        return self._judge.expected(tuple(order)).step_us
 
     @property
     def bound_us(self) -> float:
@@ -74,31 +74,24 @@ class _Judge:
 
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
-        self._known: dict[tuple[str, ...], tuple[float, float]] = {}
+        self._scores: dict[tuple[str, ...], float] = {}
         self._expected_known: dict[tuple[str, ...], Outcome] = {}
 
     def score_us(self, order: tuple[str, ...]) -> float:
-        return sum(self.steps_us(order)) / 2
+        if order not in self._scores:
+            self._scores[order] = (self.expected(order).step_us + self._slower.step_us(order)) / 2
+        return self._scores[order]
 
     def score_below_us(self, order: tuple[str, ...], best_us: float) -> float:
-        if order not in self._known and (self._expected_us(order) + self._slower_floor_us) / 2 > best_us:
+        if order not in self._scores and (self.expected(order).step_us + self._slower_floor_us) / 2 > best_us:
             return math.inf
         score_us = self.score_us(order)
         return score_us if score_us <= best_us else math.inf
 
-    def steps_us(self, order: tuple[str, ...]) -> tuple[float, float]:
-        if order not in self._known:
-            self._known[order] = (self._expected_us(order), self._slower.step_us(order))
-        return self._known[order]
-
-    def _expected_us(self, order: tuple[str, ...]) -> float:
+    def expected(self, order: tuple[str, ...]) -> Outcome:
         if order not in self._expected_known:
             self._expected_known[order] = self._expected.outcome(order)
-        return self._expected_known[order].step_us
-
-    def blocked_us(self, order: tuple[str, ...]) -> Mapping[str, float]:
-        self._expected_us(order)
-        return self._expected_known[order].blocked_us
+        return self._expected_known[order]
 
     @cached_property
     def _slower_floor_us(self) -> float:

@@ -41,7 +41,7 @@ def hide_tail(problem: Problem, order: Sequence[int], score: Score) -> tuple[int
         return best
     for amount in _AMOUNTS:
         found = _put_off(problem, order, last, amount * exposed_us)
-        found_us = score.of([problem.program.ops[position].name for position in found])
+        found_us = score.below([problem.program.ops[position].name for position in found], best_us)
         if found_us < best_us and score.fits(score.peak_bytes(found)):
             best, best_us = found, found_us
     return best

@@ -126,12 +126,12 @@ class _Ladder:
         return self._free[rung]
 
     def best(self, margins: Sequence[float], score: Score) -> list[_Rung]:
-        """Those with the best distinct orders without a budget, best first."""
+        """Those with the shortest distinct orders without a budget, shortest first."""
         distinct: dict[tuple[int, ...], _Rung] = {}
         for rung in itertools.product(margins, _AHEAD_SHARES):
             distinct.setdefault(self.free(rung), rung)
-        scores = {rung: score.of([self._ops[p].name for p in order]) for order, rung in distinct.items()}
-        return sorted(scores, key=lambda rung: scores[rung])[:_KEPT]
+        steps_us = {rung: score.step_us([self._ops[p].name for p in order]) for order, rung in distinct.items()}
+        return sorted(steps_us, key=lambda rung: steps_us[rung])[:_KEPT]
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
         margin, share = rung
