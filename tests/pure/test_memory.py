@@ -261,3 +261,11 @@ def test_a_ledger_foretells_what_each_op_does_and_a_copy_goes_its_own_way(
         twin.advance(position)
     assert (ledger.live_bytes, ledger.peak_bytes) == (live_bytes, peak_bytes)
     assert twin.peak_bytes == peak(program, [program.ops[position].name for position in order]).peak_bytes
+
+
+@given(data=st.data())
+def test_the_peak_of_an_order_in_array_operations_is_that_of_the_ledger_op_by_op(data: st.DataObject) -> None:
+    program = data.draw(fsdp_programs())
+    order = random_order(build_dag(program), data.draw(st.randoms(use_true_random=False)))
+    lifetimes = Lifetimes(program)
+    assert lifetimes.peak_bytes([program.index[name] for name in order]) == peak(program, order).peak_bytes

@@ -15,6 +15,7 @@ from overlap_pass.memory.budget import Absolute, Beside, Budget, Unlimited
 from overlap_pass.memory.ledger import peak, resident_bytes
 from overlap_pass.planning import make_plan
 from overlap_pass.schedule.kept import gathered_twice, keep_in_backward, keep_in_forward
+from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.resharding import choose_kept
 from overlap_pass.schedule.strategies import LatestStart
 from overlap_pass.schedule.verify import violations
@@ -151,14 +152,15 @@ def test_both_plans_keep_the_budget_of_the_step(sizes: list[int], extra: int, fl
 def test_more_budget_makes_no_longer_step(flops: int) -> None:
     forward, backward = step((64, 16, 64, 1, 32), flops=flops)
     saved = [choose_kept(forward, backward, H100, Budget.parse(f"+{extra}MiB")) for extra in range(0, 400, 40)]
+    priced = Launches(order="priced")  # what all ranks share is chosen without this rank's prices, and promises less
     steps = []
     for decision in saved:
         kept = [gather for gather in gathered_twice(forward, backward) if gather.launch in decision.kept]
         first, second = keep_in_forward(forward, kept), keep_in_backward(backward, kept)
         budget = Absolute(decision.budget_bytes)
         plans = [
-            make_plan(first, H100, LatestStart(), budget),
-            make_plan(second, H100, LatestStart(), Beside(budget, resident_bytes(first, second))),
+            make_plan(first, H100, LatestStart(), budget, launches=priced),
+            make_plan(second, H100, LatestStart(), Beside(budget, resident_bytes(first, second)), launches=priced),
         ]
         steps.append(sum(plan.after.step_us for plan in plans))
     for less, more in itertools.pairwise(steps):

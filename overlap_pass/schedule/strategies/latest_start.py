@@ -25,8 +25,8 @@ __all__ = ["LatestStart"]
 
 _MARGINS = (1.0, 1.5, 2.5)
 _AHEAD_SHARES = (0.0, 0.02, 0.1)
-_FIRST = (1.5, 0.1)
-_KEPT = 4
+_FIRST = ((1.0, 0.0), (1.5, 0.1))
+_KEPT = 3
 """So many policies of the ladder are tried within a budget: those that are best without one."""
 
 
@@ -34,9 +34,9 @@ _KEPT = 4
 class LatestStart:
     """Least memory for the same hidden time.
 
-    One policy (``schedule.feeding``) is tried, then launching early (``schedule.early``), then a short ladder of policies: all
-    without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak keeps
-    the budget the winner is chosen by
+    Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), then a short ladder of policies:
+    all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
+    keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
@@ -74,16 +74,18 @@ class LatestStart:
         return Schedule(spec(self), names, explain(Placement.of(problem), ended, how))
 
     def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each distinct order once: a policy that is good nearly always, launching early, then the best others."""
+        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, then of
+        the best other policies."""
         placement, room = Placement.of(problem), Room.shared(problem)
         ladder = problem.once(_Ladder)
-        first = (self.margin or _FIRST[0], _FIRST[1])
 
         def early(allowed_bytes: int | None) -> tuple[int, ...]:
             return place(placement, launch_early(placement, room, allowed_bytes))
 
         def found() -> Iterator[tuple[tuple[int, ...], str]]:
-            yield ladder.within(first, score), _told(first)
+            for margin, share in _FIRST:
+                rung = (self.margin or margin, share)
+                yield ladder.within(rung, score), _told(rung)
             yield fit(early, problem.budget_bytes, score), "as early as memory allows"
             for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
                 yield ladder.within(rung, score), _told(rung)
