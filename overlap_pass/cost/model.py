@@ -16,6 +16,9 @@ from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNod
 __all__ = ["Contention", "CostTable", "price"]
 
 
+_COPY_ENGINE = "copy engine"
+
+
 @dataclass(frozen=True)
 class CostTable:
     """Price of each op.
@@ -101,6 +104,7 @@ def price(
         hardware=hardware.name,
         kernel_us=own_kernel_us,
         beside_compute=_beside_compute(program, hardware),
+        lanes=_lanes(program, hardware),
         wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
         starts_between_kernels=True,
     )
@@ -119,6 +123,13 @@ def _launch_us(op: OpNode, collective: Collective, hardware: Hardware) -> float:
     if collective.by_copy and hardware.copy_engine is not None:
         return hardware.copy_engine.launch_us * max(1, len(op.inputs))
     return hardware.compute.collective_launch_us
+
+
+def _lanes(program: Program, hardware: Hardware) -> dict[str, str]:
+    """One copy runs at a time, whoever asked for it and whichever way it goes (seen on H200: no two ever overlap)."""
+    if hardware.copy_engine is None:
+        return {}
+    return {op.name: _COPY_ENGINE for op in program.launches if op.collective is not None and op.collective.by_copy}
 
 
 def _beside_compute(program: Program, hardware: Hardware) -> dict[str, Contention]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from overlap_pass.graph.program import CollectiveKind, Program
 
-__all__ = ["LAUNCHES_AT_ONCE", "staging_bytes"]
+__all__ = ["GATHERS_AT_ONCE", "REDUCTIONS_AT_ONCE", "staging_bytes"]
 
-LAUNCHES_AT_ONCE = 2
-"""Staging memory holds the largest launch this many times: one is filled while another is still read."""
+GATHERS_AT_ONCE = 3
+"""Staging memory holds the largest gather this many times: one is filled while others are still read."""
+
+REDUCTIONS_AT_ONCE = 4
+"""The same for reductions, whose gradients lie there until they are summed: the compute stream does that when it comes by."""
 
 
 def staging_bytes(program: Program) -> int:
@@ -25,4 +28,7 @@ def staging_bytes(program: Program) -> int:
         staged_bytes = part_bytes if gathers else part_bytes * (collective.group_size - 1)
         channel = (collective.group, collective.kind)
         largest[channel] = max(largest.get(channel, 0), staged_bytes)
-    return LAUNCHES_AT_ONCE * sum(largest.values())
+    return sum(
+        (GATHERS_AT_ONCE if kind is CollectiveKind.ALL_GATHER else REDUCTIONS_AT_ONCE) * size_bytes
+        for (_, kind), size_bytes in largest.items()
+    )

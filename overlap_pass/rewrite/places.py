@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from overlap_pass.memory.staging import GATHERS_AT_ONCE, REDUCTIONS_AT_ONCE
 from overlap_pass.transport import ops
 from overlap_pass.transport.places import Place, Tenancy, laid_out, tenancies
 
@@ -25,8 +26,9 @@ def give_places(graph: fx.Graph) -> None:
     in the order of the graph. It was ready to be summed all along, so this is legal; and it must be, for a place that
     became free only behind the launch that needs it would keep all ranks waiting for ever.
     """
-    for launches in _channels(graph).values():
-        found = tenancies([launch.size_bytes for launch in launches])
+    for (_, gathers), launches in _channels(graph).items():
+        at_once = GATHERS_AT_ONCE if gathers else REDUCTIONS_AT_ONCE
+        found = tenancies([launch.size_bytes for launch in launches], at_once)
         for launch, tenancy in zip(launches, found, strict=True):
             _put(launch.node, tenancy.place)
             for start, finish in zip(launch.starts, launch.finishes, strict=bool(launch.finishes)):

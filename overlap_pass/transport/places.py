@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from overlap_pass.memory.staging import LAUNCHES_AT_ONCE
-
 __all__ = ["ALIGNMENT", "WORDS", "Place", "Tenancy", "aligned", "laid_out", "tenancies"]
 
 ALIGNMENT = 256
@@ -67,8 +65,11 @@ class Tenancy:
     after: tuple[int, ...]
 
 
-def tenancies(sizes_bytes: Sequence[int]) -> tuple[Tenancy, ...]:
+def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ...]:
     """Places for the launches of one channel in one graph, in the order in which they are launched.
+
+    Args:
+        at_once: staging memory holds the largest launch so many times.
 
     Whatever ran before may have used other places, so the first launch waits for all words: then nothing of an earlier
     graph is left.
@@ -78,7 +79,7 @@ def tenancies(sizes_bytes: Sequence[int]) -> tuple[Tenancy, ...]:
     >>> [tenancy.after for tenancy in tenancies([512, 512, 512])]
     [(), (), (0,)]
     """
-    capacity_bytes = LAUNCHES_AT_ONCE * aligned(max(sizes_bytes, default=0))
+    capacity_bytes = at_once * aligned(max(sizes_bytes, default=0))
     head, tenants = 0, deque[tuple[int, int, int]]()
     found: list[Tenancy] = []
     for index, size_bytes in enumerate(sizes_bytes):

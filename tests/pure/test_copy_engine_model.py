@@ -18,11 +18,14 @@ H200 = load_hardware("h200")
 MB = 1_000_000
 
 
+COLLECTIVE = Collective(
+    CollectiveKind.ALL_GATHER, "g0", 2, 400 * MB, "bfloat16", Role.PARAMETER, "block", "weight", True
+)
+
+
 def gathering(by_copy: bool, ranks: int = 2) -> Program:
     """A matmul, a gather launched in front of it, and what reads the gathered parameter."""
-    collective = Collective(
-        CollectiveKind.ALL_GATHER, "g0", ranks, 400 * MB, "bfloat16", Role.PARAMETER, "block", "weight", by_copy
-    )
+    collective = replace(COLLECTIVE, group_size=ranks, by_copy=by_copy)
     matmul = OpNode(
         "mm", OpKind.COMPUTE, "aten.mm", ("shard",), (2,), dtype="bfloat16", flops=10**12, read_bytes=1, written_bytes=1
     )
@@ -84,13 +87,13 @@ def test_a_copy_starts_in_the_middle_of_a_kernel_and_a_communicator_waits_for_it
     assert second_start_us(by_copy=False) == 250.0
 
 
-def test_staging_memory_holds_the_largest_launch_twice_and_counts_from_the_start() -> None:
-    assert staging_bytes(gathering(by_copy=True)) == 2 * 200 * MB
-    assert staging_bytes(gathering(by_copy=True, ranks=8)) == 2 * 50 * MB
+def test_staging_memory_holds_the_largest_gather_three_times_and_counts_from_the_start() -> None:
+    assert staging_bytes(gathering(by_copy=True)) == 3 * 200 * MB
+    assert staging_bytes(gathering(by_copy=True, ranks=8)) == 3 * 50 * MB
     assert staging_bytes(gathering(by_copy=False)) == 0
     by_copy, by_kernel = peak(gathering(by_copy=True)), peak(gathering(by_copy=False))
-    assert by_copy.base_bytes == by_kernel.base_bytes + 400 * MB
-    assert by_copy.peak_bytes == by_kernel.peak_bytes + 400 * MB
+    assert by_copy.base_bytes == by_kernel.base_bytes + 600 * MB
+    assert by_copy.peak_bytes == by_kernel.peak_bytes + 600 * MB
 
 
 def test_hardware_without_copy_engines_prices_them_as_its_communicator() -> None:
@@ -105,3 +108,9 @@ def test_a_recorded_graph_costs_the_host_next_to_nothing() -> None:
     launched, replayed = (sum(price(program, hardware).launch_us.values()) for hardware in (H200, H200.replaying()))
     assert replayed < launched / 10
     assert price(program, H200.replaying()).duration_us == price(program, H200).duration_us
+
+
+def test_copies_of_all_groups_run_one_after_the_other() -> None:
+    costs = price(gathering(by_copy=True), H200)
+    assert {costs.lane_of("launch", replace(COLLECTIVE, group=group)) for group in ("g0", "g1")} == {"copy engine"}
+    assert price(gathering(by_copy=False), H200).lanes == {}
