@@ -21,7 +21,7 @@ from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
 from overlap_pass.registry import parse
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import Choice, choose
-from overlap_pass.schedule.coalescing import Group, apart, unjoinable
+from overlap_pass.schedule.coalescing import Group, apart, coalesce, unjoinable
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.pinned import Pinned
@@ -178,7 +178,7 @@ def replay(program: Program, hardware: Hardware, budget: Budget, pinned: Pinned)
         raise PlanError(f"the saved plan of graph {program.name!r} cannot be used: {problem}")
     program = replace(program, activations_free=pinned.activations_free)
     written = _Written.of(program, hardware, budget, None)
-    variant = Variant.of(program, pinned.groups, written.price)
+    variant = Variant.of(pinned.groups, coalesce(program, pinned.groups), written.price)
     order = pinned.schedule.order
     broken = violations(variant.problem.program, order) or violations(program, apart(order, pinned.groups))
     if broken:
