@@ -16,13 +16,14 @@ from torch.distributed import distributed_c10d
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_backends import compilation
-from overlap_pass.graph.program import OpKind, Phase, Program
+from overlap_pass.graph.program import CollectiveKind, OpKind, Phase, Program
 from overlap_pass.graph.read import read_program
 from overlap_pass.planning import Plan
 from overlap_pass.schedule.verify import violations
 from tests.cpu.models import TinyLlamaConfig, sharded_llama, tokens
 from tests.cpu.ranks import fake_ranks
 from tests.cpu.test_backend_numerics import SLOW
+from tests.cpu.test_backend_order import Compiled, GeneratedOnly, generated_code
 
 
 @torch.library.custom_op("overlap_tests::scaled", mutates_args=())
@@ -121,6 +122,22 @@ def _swapped(program: Program, first: str, second: str) -> tuple[str, ...]:
     rest = [name for name in program.order if name != second]
     rest.insert(rest.index(first), second)
     return tuple(rest)
+
+
+def reduced_for_others(x: Tensor) -> Tensor:
+    """Adds up over all ranks what this one does not read."""
+    collectives.wait_tensor(collectives.all_reduce(x * 2, "sum", dist.group.WORLD))
+    return x + 1
+
+
+def test_a_collective_that_this_rank_does_not_read_is_launched_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the others wait for it: in the plan, and in the code that Inductor writes."""
+    plan = planned(reduced_for_others, torch.ones(4), monkeypatch=monkeypatch)
+    assert [op.collective.kind for op in plan.program.launches] == [CollectiveKind.ALL_REDUCE]
+    found = Compiled()
+    with torch.no_grad(), generated_code(found), pytest.raises(GeneratedOnly):
+        torch.compile(reduced_for_others, backend="overlap", fullgraph=True)(torch.ones(4))
+    assert "_c10d_functional.all_reduce" in found.code[0]
 
 
 def test_no_process_group_and_no_stream_is_left() -> None:

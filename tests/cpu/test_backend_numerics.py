@@ -26,6 +26,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -123,6 +124,12 @@ def tokens_and_targets(model: nn.Module, number: int) -> tuple[Any, ...]:
     return tuple(torch.randint(0, model.config.vocab_size, (2, 8), generator=generator) for _ in range(2))
 
 
+def not_waited_for(model: nn.Module, number: int) -> tuple[Any, ...]:
+    """The sum of all ranks' batches, still on its way when the model gets it."""
+    (x,) = float_batch(Stack.width, model, number)
+    return (all_reduce(x, "sum", dist.group.WORLD),)
+
+
 # -- cases
 
 TOKENS = Recipe()
@@ -171,6 +178,7 @@ CASES = {
         partial(hsdp, 2, 1), {"strategy": "as_written", "communicators_in_flight": 1}, moves=False
     ),
     "activations let loose": Case(partial(stack), {"launch_order": "free", **UNLIMITED}, STACK),
+    "an input that is still on its way": Case(partial(stack), recipe=Recipe(not_waited_for)),
     "no byte more than as written": Case(partial(stack), {"memory_budget": "1.0x"}, STACK),
 }
 
@@ -303,6 +311,10 @@ def test_both_ranks_plan_the_same_launches(run: str, outcomes: dict[str, Outcome
     first, second = ([plan.launches for plan in found.plans] for found in outcomes[run].values())
     assert first == second
     assert first, "nothing was planned"
+
+
+def test_the_second_micro_batch_compiles_nothing(outcomes: dict[str, Outcome]) -> None:
+    assert len(outcomes["accumulation over two batches"].values()[0].plans) == 2
 
 
 @pytest.mark.parametrize("name", CASES)

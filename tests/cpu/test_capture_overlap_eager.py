@@ -18,6 +18,24 @@ bring a model of their own run as they are in ``test_scenarios``, by the numbers
     B42      few gathers, other traffic  test_backend_numerics (reshard False); here "an all-to-all between two units"
     B44      symbolic sizes          S14 in test_scenarios; here "sequence lengths that change"
     B45      another model, no_grad  S18 in test_scenarios; here "evaluation, beside another model"
+
+Numbers, ranks and settings (rows A and B, and B46 to B52)::
+
+    S01 B01  hidden random state     test_scenarios; test_targets; tests/pure/test_verify_schedule
+    S33 B05  packing order           test_scenarios (on ranks); every tensor keeps its own memory: tests/pure/test_coalescing
+        B06  recycled buffers        tests/gpu/test_buffers, rehearsed in test_buffers
+    S22 B07  unwaited values         test_scenarios; tests/pure/test_verify_schedule; test_backend_numerics (an input on its way)
+    S16 B08  other dimensions        test_scenarios
+        B09  two communicators       tests/gpu/test_buffers; numbers in tests/pure/test_verification
+        B13  lost ordering edges     tests/pure/test_dag; test_backend_effects (tokens)
+    S03 B14  a result nobody reads   test_scenarios; test_backend_effects (under both backends)
+    S05 B15  each rank's own clock   test_scenarios; tests/pure/test_agreement; test_ranks_agree
+    S12 B18  two communicators       test_scenarios; tests/pure/test_in_flight
+    S27 B20  hash seeds              test_scenarios; tests/pure/test_strategies_promises
+    S19 B46  settings left behind    test_scenarios; test_backend_order; test_nothing_leaks
+        B47  caches                  test_backend_caches; test_saved_plans
+    S15 B49  joined launches         test_scenarios; tests/pure/test_coalescing; tests/pure/test_dag
+        B52  settings ignored        tests/pure/test_config; test_backend_inputs
 """
 
 from __future__ import annotations
