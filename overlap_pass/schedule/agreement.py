@@ -32,11 +32,11 @@ from dataclasses import dataclass, replace
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.once import once
-from overlap_pass.graph.program import Program, Role
+from overlap_pass.graph.program import OpNode, Program, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import AFTER, ANCHOR, BEFORE, WAITS, Key, Move, Placement, place
 
-__all__ = ["added_bytes", "agreed", "reference_costs"]
+__all__ = ["added_bytes", "agreed", "reference_compute_us", "reference_costs"]
 
 _LEAST_ALLOWANCE_BYTES = 256 * 2**20
 """Ahead of their readers even where units are small: an NVLink carries that much in about a millisecond."""
@@ -97,23 +97,36 @@ def _most_held(program: Program, travel: Collection[int], stops: Collection[str]
     return most_bytes
 
 
-def reference_costs(program: Program, costs: CostTable, compute_per_traffic: float) -> CostTable:
+def reference_compute_us(written: Program, costs: CostTable) -> Mapping[str, float]:
+    """Op → how long what is gathered for it and reduced after it travels, alone: a measure of its work that all ranks share."""
+    placement = Placement.of_program(written)
+    found: Counter[str] = Counter()
+    for event in once(placement, _events):
+        launch, anchor = written.ops[event.move.launch], written.ops[event.anchor]
+        if _shared(launch) and anchor.collective is None:
+            found[anchor.name] += costs.duration_us[launch.name]
+    return found
+
+
+def reference_costs(program: Program, costs: CostTable, compute_us: Mapping[str, float]) -> CostTable:
     """Prices that are the same on every rank, to compare orders of one graph with.
 
-    Gathers and reductions keep theirs. Compute takes as long as what is gathered for it and reduced after it, times
-    ``compute_per_traffic``; activation collectives, whose sizes are those of a rank's batch, take no time. Of the CPU's time
-    only that for launches counts.
+    Gathers and reductions keep theirs; activation collectives, whose sizes are those of a rank's batch, take no time. Of the
+    CPU's time only that for launches counts.
+
+    Args:
+        compute_us: of the ops that take time; the same for all that is compared, however launches are joined.
     """
-    shared = {op.name for op in program.launches if op.collective and op.collective.role is not Role.ACTIVATION}
+    shared = {op.name for op in program.launches if _shared(op)}
     duration_us = {op.name: costs.duration_us[op.name] if op.name in shared else 0.0 for op in program.ops}
     launch_us = {op.name: costs.launch_us[op.name] if op.name in shared else 0.0 for op in program.ops}
-    placement = Placement.of_program(program)
-    for event in once(placement, _events):
-        launch, anchor = program.ops[event.move.launch], program.ops[event.anchor]
-        if launch.name in shared and anchor.collective is None:
-            duration_us[anchor.name] += compute_per_traffic * costs.duration_us[launch.name]
     # Kernels, between which a collective may have to start, are this rank's: the anchors priced here are fewer.
-    return replace(costs, duration_us=duration_us, launch_us=launch_us, starts_between_kernels=False)
+    return replace(costs, duration_us={**duration_us, **compute_us}, launch_us=launch_us, starts_between_kernels=False)
+
+
+def _shared(launch: OpNode) -> bool:
+    """Whether a collective is of the same size on all ranks."""
+    return launch.collective is not None and launch.collective.role is not Role.ACTIVATION
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
-from overlap_pass.schedule.agreement import added_bytes, agreed, reference_costs
+from overlap_pass.schedule.agreement import added_bytes, agreed, reference_compute_us, reference_costs
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.explain import told_again
 from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
@@ -25,6 +25,7 @@ from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
+from overlap_pass.schedule.strategies.latest_start import LatestStart
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant
 from overlap_pass.simulate.engine import Simulator
@@ -33,6 +34,7 @@ __all__ = ["LOCAL", "Terms", "choose_alike"]
 
 _SHARES = (1.0, 0.5, 0.25, 0.0)
 
+_QUICK = LatestStart(margin=1.5)
 _COMPUTE_PER_TRAFFIC = (1.0, 3.0)
 """Steps that candidates are judged by: one that is half traffic, and one with little of it."""
 
@@ -92,6 +94,7 @@ class _Bench:
     def __init__(self, written: Variant, terms: Terms) -> None:
         self._written, self._strategy = written, terms.strategy
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
+        self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
 
     def candidate(self, variant: Variant) -> _Candidate:
         """The first order that adds no more than the budget allows; where there is none, the order as written."""
@@ -117,9 +120,16 @@ class _Bench:
         return candidates[scores.index(min(scores))]
 
     def _steps_us(self, candidate: _Candidate) -> list[float]:
+        """At each kind of step, with launches and waits where an unbounded budget lets them be."""
         program, costs = candidate.ordered, candidate.variant.problem.costs  # of launches, which no order changes
-        tables = (reference_costs(program, costs, ratio) for ratio in _COMPUTE_PER_TRAFFIC)
-        return [Simulator(program, table).step_us() for table in tables]
+        dag = build_dag(program)
+        steps_us = []
+        for ratio in _COMPUTE_PER_TRAFFIC:
+            compute_us = {name: ratio * travel_us for name, travel_us in self._travel_us.items()}
+            table = reference_costs(program, costs, compute_us)
+            order = _QUICK.schedule(Problem(dag, table, None)).order
+            steps_us.append(Simulator(program, table).step_us(order))
+        return steps_us
 
 
 def _as_written(written: Variant) -> _Candidate:
