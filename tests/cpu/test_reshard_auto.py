@@ -115,7 +115,7 @@ def test_a_partitioner_of_the_users_and_auto_exclude_each_other() -> None:
         inductor_config.patch(custom_partitioner_fn=object()),
         pytest.raises(OptionError, match="custom_partitioner_fn"),
     ):
-        lower(gm, [torch.zeros(2, 2)], state, None)
+        lower(gm, [torch.zeros(2, 2)], state)
 
 
 def test_the_backward_counts_what_only_the_forward_names() -> None:

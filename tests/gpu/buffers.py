@@ -66,10 +66,13 @@ class Row:
     differing: int
 
 
-def rows(device: str, repetitions: int, iterations: int) -> list[Row]:
+ALLOCATORS = ("", "expandable_segments:True")
+
+
+def rows(device: str, repetitions: int, iterations: int, allocators: Sequence[str] = ALLOCATORS) -> list[Row]:
     """Everything, on two ranks; each setting of the allocator in processes of its own."""
     found: list[Row] = []
-    for allocator in ("", "expandable_segments:True") if device == "cuda" else ("",):
+    for allocator in allocators if device == "cuda" else ("",):
         cases: dict[str, Callable[[], Row]] = {
             f"NaN beside, {carrier}": partial(nan_beside, carrier, device, repetitions) for carrier in _CARRIERS
         }
@@ -190,14 +193,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--repetitions", type=int, default=20, help="steps with NaN beside (%(default)s)")
     parser.add_argument("--iterations", type=int, default=500, help="runs of two communicators (%(default)s)")
+    parser.add_argument("--allocator", choices=ALLOCATORS, help="one setting only (both)")
     args = parser.parse_args(argv)
-    found = rows(args.device, args.repetitions, args.iterations)
+    allocators = ALLOCATORS if args.allocator is None else (args.allocator,)
+    found = rows(args.device, args.repetitions, args.iterations, allocators)
     print(f"{'':<45}{'allocator':<28}{'repetitions':>12}{'NaN tensors':>13}{'differing':>11}")
     for row in found:
         print(f"{row.what:<45}{row.allocator or 'default':<28}{row.repetitions:>12}{row.fills:>13}{row.differing:>11}")
     folder = Path(os.environ.get("OUT", tempfile.gettempdir()))
     record = {"torch": torch.__version__, "device": _name(args.device), "rows": [asdict(row) for row in found]}
-    (folder / "buffers.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    name = "buffers.json" if args.allocator is None else f"buffers-{args.allocator or 'default'}.json".replace(":", "-")
+    (folder / name).write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 1 if any(row.differing for row in found) else 0
 
 
