@@ -23,6 +23,7 @@ import torch._functorch.config as functorch_config
 from torch import nn
 from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from compile_backends import compilation
@@ -131,9 +132,10 @@ def planned_tokens(program: Program, order: Sequence[str]) -> list[str]:
 
 
 LAUNCHED = re.compile(
-    r"(\w+) = torch\.ops\.(?:_c10d_functional|overlap_pass)\."
-    r"(all_gather|reduce_scatter|all_reduce|gather_start|exchange_start)\w*\.default\("
+    r"(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|overlap_pass)\."
+    r"(all_gather|reduce_scatter|all_reduce|gather_start|exchange_start)\w*\.default\((\w+)?"
 )
+"""An all-reduce in place returns nothing: it is waited for by the name of its input."""
 OURS = {"gather_start": "all_gather", "exchange_start": "reduce_scatter"}
 PART = re.compile(r"(\w+) = (\w+)(?:\[\d+\])?$")
 WAITED = re.compile(
@@ -149,7 +151,7 @@ def code_tokens(code: str) -> list[str]:
     launches = 0
     for line in map(str.strip, code.splitlines()):
         if match := LAUNCHED.match(line):
-            numbers[match[1]] = launches
+            numbers[match[1] or match[3]] = launches
             found.append(f"{LAUNCH} {launches} {OURS.get(match[2], match[2])}")
             launches += 1
         elif match := WAITED.match(line):
@@ -172,6 +174,10 @@ CASES: dict[str, tuple[Callable[[], TinyLlama], dict[str, Any]]] = {
     "copies and exchanges": (
         lambda: llama(mp_policy=BF16),
         {"coalesce": 4096, "transport": "copy_engine", "reduction": "exchange"},
+    ),
+    "two communicators, one at a time": (
+        lambda: llama(mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))),
+        {"coalesce": 4096, "communicators_in_flight": 1},
     ),
     "gathered once": (lambda: llama(reshard_after_forward=False), {"coalesce": "off"}),
 }
