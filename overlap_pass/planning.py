@@ -9,6 +9,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from overlap_pass.cost.hardware import Hardware
@@ -17,7 +18,7 @@ from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
-from overlap_pass.memory.ledger import MemoryProfile, peak, resident_bytes
+from overlap_pass.memory.ledger import Lifetimes, MemoryProfile, compiled_peak, peak, resident_bytes
 from overlap_pass.registry import parse
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import Choice, choose
@@ -52,7 +53,7 @@ class Plan:
         coalesced: launches of the graph that become one.
         schedule: the order to run (that of the graph as written if nothing better was found).
         before, after: simulated timelines as written and as scheduled.
-        memory_before, memory_after: predicted memory of both orders.
+        memory_before, memory_after: memory of both orders, op by op: what compiled code takes at most.
         budget_bytes: the bound that was kept, ``None`` for none.
         bound: no legal order is faster than this; where the schedule keeps the order of compute, none that keeps it too.
         hardware: name of the hardware file.
@@ -75,6 +76,12 @@ class Plan:
     def gap_percent(self) -> float:
         """How much longer than the bound the scheduled step is."""
         return 100.0 * (self.after.step_us / self.bound.step_us - 1.0) if self.bound.step_us else 0.0
+
+    @cached_property
+    def compiled_peak_bytes(self) -> int:
+        """What compiled code is expected to take: an estimate, where ``memory_after`` is a bound."""
+        resident_bytes = self.memory_after.base_bytes - once(self.program, Lifetimes).base_bytes
+        return compiled_peak(self.program, self.schedule.order, resident_bytes=resident_bytes).peak_bytes
 
     @property
     def skeleton(self) -> str:
@@ -108,6 +115,7 @@ class Plan:
                 "step_us": [self.before.step_us, self.after.step_us],
                 "exposed_us": [self.before.exposed_us, self.after.exposed_us],
                 "peak_bytes": [self.memory_before.peak_bytes, self.memory_after.peak_bytes],
+                "compiled_peak_bytes": self.compiled_peak_bytes,
                 "bound_us": self.bound.step_us,
                 "bound_by": self.bound.by,
             },

@@ -22,7 +22,7 @@ This is coarser than the compiler: it does not ask whether iteration spaces agre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.graph.program import Category, OpKind, OpNode, Program
@@ -34,6 +34,9 @@ _REPEATED_READS = 4
 _INLINED_READS = 8
 """A result of more reads than this is stored in any case (Inductor's ``realize_acc_reads_threshold``)."""
 
+_LOOK_UPS = frozenset({"aten.embedding.default", "aten.gather.default", "aten.index.Tensor", "aten.scatter.value"})
+"""Computed for each element of the result where it is read; a scatter of one value is so where it goes into a constant."""
+
 _NEED_FLOPS = (Category.MATMUL, Category.ATTENTION, Category.OTHER, Category.NONE)
 
 
@@ -44,13 +47,15 @@ class Cluster:
     Attributes:
         members: names in the order as written; the first one stands for the launch.
         traffic_bytes: for each member, what it moves through memory as part of the cluster.
-        internal: members whose results only other members read, so that they never reach memory.
+        unstored: members whose results never reach memory: only other members read them, or every reader computes them again.
+        sources: ops outside whose results the kernel reads, seen through what it computes again.
         runs: there is a kernel; not where other clusters compute all of it again for themselves.
     """
 
     members: tuple[str, ...]
     traffic_bytes: tuple[float, ...]
-    internal: tuple[str, ...] = ()
+    unstored: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     runs: bool = True
 
 
@@ -81,9 +86,20 @@ def member_us(cluster: Cluster, hardware: Hardware) -> tuple[float, ...]:
     return tuple(shares)
 
 
-def clusters(program: Program) -> tuple[Cluster, ...]:
-    """All clusters of fusible ops, those of one member included, in the order of their first members."""
-    return _Fusion(program).clusters()
+def clusters(program: Program, *, indexed: bool = False) -> tuple[Cluster, ...]:
+    """All clusters of fusible ops, those of one member included, in the order of their first members.
+
+    Args:
+        indexed: look-ups fuse like pointwise ops, as in Inductor's code. Prices leave them alone: their traffic is not that
+            of what they look up in.
+    """
+    return _Fusion(_looked_up(program) if indexed else program).clusters()
+
+
+def _looked_up(program: Program) -> Program:
+    """The program with look-ups as pointwise ops."""
+    ops = (replace(op, category=Category.POINTWISE) if op.target in _LOOK_UPS else op for op in program.ops)
+    return replace(program, ops=tuple(ops))
 
 
 class _Fusion:
@@ -117,15 +133,15 @@ class _Fusion:
         return Cluster(
             members=tuple(ops[position].name for position in positions),
             traffic_bytes=self._traffic(positions),
-            internal=tuple(ops[position].name for position in positions if self._is_internal(position)),
+            unstored=tuple(ops[position].name for position in positions if position not in self.stored),
+            sources=self._sources_of(positions),
             runs=any(position in self.reads for position in positions),
         )
 
-    def _is_internal(self, position: int) -> bool:
-        own = self.lead[position]
-        return not self.program.ops[position].writes and all(
-            self.lead.get(reader) == own for reader in self.readers[position]
-        )
+    def _sources_of(self, positions: list[int]) -> tuple[str, ...]:
+        leaves = (leaf for position in positions for leaf in self.reads.get(position, ()))
+        own = self.lead[positions[0]]
+        return tuple(dict.fromkeys(self.program.ops[leaf].name for leaf in leaves if self.lead.get(leaf) != own))
 
     def _reads(self) -> dict[int, dict[int, float]]:
         reads: dict[int, dict[int, float]] = {}

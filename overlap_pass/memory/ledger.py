@@ -10,10 +10,11 @@ The rules, over alias sets (storages), not over tensors:
 
 A storage of 0 bytes (an effect token) changes nothing.
 
-That is what an interpreter of the graph allocates, op by op, and an upper bound for compiled code. A compiler that fuses
-ops never allocates what passes between them; told which (:func:`overlap_pass.cost.compute.clusters`), the ledger gives
-such a result no bytes and keeps what a cluster reads until its last member, as one kernel would. That is an estimate:
-what really fuses is known only after the lowering.
+That is what an interpreter of the graph allocates, op by op, and an upper bound for compiled code: what budgets bound. A
+compiler that fuses ops never allocates what passes between them, nor what every reader computes again; told which
+(:func:`overlap_pass.cost.compute.clusters`), the ledger gives such a result no bytes and keeps what a cluster reads, through
+what it computes again too, until its last member, as one kernel would. That is an estimate: what really fuses is known only
+after the lowering.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from overlap_pass.cost.compute import Cluster
+from overlap_pass.cost.compute import Cluster, clusters
 from overlap_pass.graph.program import OpKind, OpNode, Program
 from overlap_pass.memory.staging import staging_bytes
 
-__all__ = ["Ledger", "Lifetimes", "MemoryProfile", "peak", "resident_bytes"]
+__all__ = ["Ledger", "Lifetimes", "MemoryProfile", "compiled_peak", "peak", "resident_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,9 @@ def _fusion(program: Program, fused: Iterable[Cluster]) -> tuple[dict[str, set[i
     late: dict[str, set[int]] = {}
     never: set[int] = set()
     for cluster in fused:
-        late[cluster.members[-1]] = set().union(*(program.touched(program.op(name)) for name in cluster.members))
-        for name in cluster.internal:
+        touched = [program.touched(program.op(name)) for name in cluster.members]
+        late[cluster.members[-1]] = set().union(*touched, *(program.op(name).storages for name in cluster.sources))
+        for name in cluster.unstored:
             never.update(s for s in program.op(name).storages if program.storages[s].owner == name)
     return late, never
 
@@ -218,3 +220,8 @@ def peak(
         ledger.advance(position)
     peak_op = names[live_bytes.index(ledger.peak_bytes)] if live_bytes else ""
     return MemoryProfile(ledger.peak_bytes, peak_op, lifetimes.base_bytes, tuple(live_bytes))
+
+
+def compiled_peak(program: Program, order: Sequence[str] | None = None, *, resident_bytes: int = 0) -> MemoryProfile:
+    """Memory of ``order`` as a compiler that fuses is expected to allocate it: an estimate, where :func:`peak` is a bound."""
+    return peak(program, order, fused=clusters(program, indexed=True), resident_bytes=resident_bytes)

@@ -30,7 +30,7 @@ class Side:
         label: what the reader calls it: ``"as written"``, ``"scheduled"``.
         timeline: one representative step, for drawing.
         stats: its overlap figures.
-        peak_bytes: peak memory of the step, ``None`` where not known.
+        peak_bytes: peak memory of the step, ``None`` where not known; of a prediction what compiled code takes at most.
         step_samples_us: durations of unprofiled steps; empty for a prediction. Profiling slows a step down, so a
             verdict on speed is taken from these and not from the timeline.
     """
@@ -40,6 +40,7 @@ class Side:
     stats: OverlapStats
     peak_bytes: int | None = None
     step_samples_us: tuple[float, ...] = ()
+    compiled_peak_bytes: int | None = None
 
     @classmethod
     def of(
@@ -49,9 +50,10 @@ class Side:
         *,
         peak_bytes: int | None = None,
         step_samples_us: tuple[float, ...] = (),
+        compiled_peak_bytes: int | None = None,
     ) -> Side:
         """A side with the figures of its timeline."""
-        return cls(label, timeline, measure(timeline), peak_bytes, step_samples_us)
+        return cls(label, timeline, measure(timeline), peak_bytes, step_samples_us, compiled_peak_bytes)
 
     @property
     def predicted(self) -> bool:
@@ -79,6 +81,7 @@ class Side:
             "step_spread_us": self.step_spread_us,
             "step_samples_us": list(self.step_samples_us),
             "peak_bytes": self.peak_bytes,
+            "compiled_peak_bytes": self.compiled_peak_bytes,
             "stats": self.stats.to_json(),
             "timeline": self.timeline.to_json(),
         }
@@ -91,6 +94,7 @@ class Side:
             stats=OverlapStats.from_json(data["stats"]),
             peak_bytes=data["peak_bytes"],
             step_samples_us=tuple(data["step_samples_us"]),
+            compiled_peak_bytes=data.get("compiled_peak_bytes"),
         )
 
 

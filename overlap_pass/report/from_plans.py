@@ -34,6 +34,7 @@ def compare_plans(
         "scheduled",
         _joined([plan.after.timeline for plan in plans], "scheduled"),
         peak_bytes=max(plan.memory_after.peak_bytes for plan in plans),
+        compiled_peak_bytes=max(plan.compiled_peak_bytes for plan in plans),
     )
     budgets = [plan.budget_bytes for plan in plans if plan.budget_bytes is not None]
     return Comparison(

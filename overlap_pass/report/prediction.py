@@ -87,11 +87,7 @@ class Prediction:
                 ours, theirs = (getattr(side.stats, f"{name}_ns") for side in (self.side, measured))
                 found.append(f"{name} predicted {_against(ns_to_us(ours), ns_to_us(theirs))}")
         if peak_bytes and self.side.peak_bytes is not None:
-            bound = f", budget {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
-            error = 100 * (self.side.peak_bytes / peak_bytes - 1)
-            found.append(
-                f"peak predicted {format_bytes(self.side.peak_bytes)}, measured {format_bytes(peak_bytes)} ({error:+.1f} %){bound}"
-            )
+            found.append(_peak_line(self.side, peak_bytes, self.budget_bytes))
         for kind in sorted({pair.collective for pair in self.pairs}):
             found.append(_kind_line(kind, [pair for pair in self.pairs if pair.collective == kind]))
         return (*found, *(f"not compared: {one}" for one in self.unpaired))
@@ -102,10 +98,21 @@ class Prediction:
             "compute_ns": self.side.stats.compute_ns,
             "exposed_ns": self.side.stats.exposed_ns,
             "peak_bytes": self.side.peak_bytes,
+            "compiled_peak_bytes": self.side.compiled_peak_bytes,
             "budget_bytes": self.budget_bytes,
             "collectives": [{**asdict(pair), "error_percent": pair.error_percent} for pair in self.pairs],
             "unpaired": list(self.unpaired),
         }
+
+
+def _peak_line(side: Side, measured_bytes: int, budget_bytes: int | None) -> str:
+    """Against what compiled code is expected to take, and what it takes at most, which is what the budget bounds."""
+    most_bytes = side.peak_bytes or 0
+    expected_bytes = side.compiled_peak_bytes or most_bytes
+    error = 100 * (expected_bytes / measured_bytes - 1)
+    most = f", at most {format_bytes(most_bytes)}" if expected_bytes != most_bytes else ""
+    budget = f", budget {format_bytes(budget_bytes)}" if budget_bytes is not None else ""
+    return f"peak predicted {format_bytes(expected_bytes)}, measured {format_bytes(measured_bytes)} ({error:+.1f} %){most}{budget}"
 
 
 def _by_kind(timeline: Timeline) -> defaultdict[str, list[Span]]:

@@ -61,6 +61,8 @@ def rows(comparison: Comparison) -> tuple[Row, ...]:
     ]
     if before.peak_bytes is not None or after.peak_bytes is not None:
         found.append(_peak_row(comparison))
+    if after.compiled_peak_bytes is not None:
+        found.append(_row("peak, compiled (estimate)", (NOT_KNOWN, format_bytes(after.compiled_peak_bytes)), ""))
     if comparison.bound_us:
         found.append(_gap_row(comparison, comparison.bound_us))
     return tuple(found)

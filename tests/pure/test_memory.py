@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from overlap_pass.cost.compute import clusters
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Category, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
-from overlap_pass.memory.ledger import Ledger, Lifetimes, peak
+from overlap_pass.memory.ledger import Ledger, Lifetimes, compiled_peak, peak
 from tests.pure.programs import Builder, fsdp_programs, random_order
 
 
@@ -177,15 +178,53 @@ def test_a_fused_kernel_holds_all_it_reads_until_its_last_op() -> None:
     assert peak(program, fused=clusters(program)).live_bytes == (12, 12, 12, 13, 1)
 
 
+def test_what_every_reader_computes_again_takes_no_memory_and_keeps_its_sources() -> None:
+    """x ─ half ─ use ─ mm ─ add(half): half is computed again in add's kernel, behind the matmul, so x lives until there."""
+    build = Builder()
+    x = build.input("x", 100)
+    half = build.compute("half", x, size_bytes=40, category=Category.POINTWISE)
+    use = build.compute("use", half, size_bytes=10, category=Category.POINTWISE)
+    product = build.compute("mm", use, size_bytes=10)
+    program = build.output(build.compute("add", half, product, size_bytes=20, category=Category.POINTWISE))
+
+    assert peak(program).live_bytes == (100, 140, 50, 60, 70, 20)
+    assert compiled_peak(program).live_bytes == (100, 100, 110, 120, 130, 20)
+
+
+def test_a_look_up_fuses_with_what_makes_its_source_and_with_its_reader() -> None:
+    """The loss: logits are widened, one of each row is picked, all are summed up: of no wide logits is there ever any."""
+    build = Builder()
+    logits = build.compute("mm", build.input("x", 10), size_bytes=100)
+    wide = build.compute("wide", logits, size_bytes=200, category=Category.POINTWISE)
+    picked = build.compute("picked", wide, size_bytes=4, category=Category.INDEX)
+    program = build.output(build.compute("loss", picked, size_bytes=1, category=Category.REDUCTION))
+    ops = tuple(replace(op, target="aten.gather.default") if op.name == "picked" else op for op in program.ops)
+
+    assert peak(program).peak_bytes == 100 + 200
+    assert compiled_peak(replace(program, ops=ops)).live_bytes == (10, 110, 100, 100, 101, 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(fsdp_programs(), st.randoms(use_true_random=False))
+def test_the_estimate_for_compiled_code_is_never_above_the_bound_by_more_than_what_is_computed_again(
+    program: Program, draws: random.Random
+) -> None:
+    """Sources of what is computed again live longer: by those bytes, and no more, the estimate may exceed the bound."""
+    order = random_order(build_dag(program), draws)
+    again = {name for cluster in clusters(program, indexed=True) for name in cluster.sources}
+    longer_bytes = sum(storage.size_bytes for storage in program.storages if storage.owner in again)
+    assert compiled_peak(program, order).peak_bytes <= peak(program, order).peak_bytes + longer_bytes
+
+
 @settings(max_examples=100, deadline=None)
 @given(fsdp_programs(), st.randoms(use_true_random=False))
 def test_a_fused_estimate_differs_only_where_ops_fuse(program: Program, draws: random.Random) -> None:
     order = random_order(build_dag(program), draws)
     alone = [cluster for cluster in clusters(program) if len(cluster.members) == 1]
-    assume(not any(cluster.internal for cluster in alone))  # a result that nothing reads is never written
+    assume(not any(cluster.unstored for cluster in alone))  # a result that nothing reads is never written
     assert peak(program, order, fused=alone) == peak(program, order)
-    internal = [name for cluster in clusters(program) for name in cluster.internal]
-    saved_bytes = sum(storage.size_bytes for storage in program.storages if storage.owner in internal)
+    unstored = [name for cluster in clusters(program) for name in cluster.unstored]
+    saved_bytes = sum(storage.size_bytes for storage in program.storages if storage.owner in unstored)
     fused, plain = peak(program, order, fused=clusters(program)), peak(program, order)
     assert plain.peak_bytes - fused.peak_bytes <= saved_bytes
 
