@@ -77,6 +77,11 @@ class Plan:
         """How much longer than the bound the scheduled step is."""
         return 100.0 * (self.after.step_us / self.bound.step_us - 1.0) if self.bound.step_us else 0.0
 
+    @property
+    def cpu_ahead_us(self) -> float:
+        """How long before the end of the step the CPU has issued all of it; 0 where the CPU is what takes longest."""
+        return max(0.0, self.after.step_us - self.after.cpu_us)
+
     @cached_property
     def compiled_peak_bytes(self) -> int:
         """What compiled code is expected to take: an estimate, where ``memory_after`` is a bound."""
@@ -125,10 +130,11 @@ class Plan:
 
 
 def budget_within(budget: Budget, program: Program, before: Sequence[Plan]) -> Budget:
-    """The budget of one graph of a step: a backward counts what the process holds for the forward planned before it."""
+    """The budget of one graph of a step: a backward counts what the process holds for the forward planned before it, and begins
+    with the CPU as far ahead as that forward leaves it."""
     if program.phase is not Phase.BACKWARD or not before:
         return budget
-    return Beside(budget, resident_bytes(before[-1].program, program))
+    return Beside(budget, resident_bytes(before[-1].program, program), before[-1].cpu_ahead_us)
 
 
 def make_plan(
@@ -222,16 +228,20 @@ class _Written:
     measured: Mapping[str, float] | None
     memory: MemoryProfile
     budget_bytes: int | None
-    resident_bytes: int
+    budget: Budget
     simulation: Simulation
 
     @classmethod
     def of(cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None) -> _Written:
         memory = peak(program, resident_bytes=budget.resident_bytes)
-        costs = price(program, hardware, measured=measured)
+        costs = replace(price(program, hardware, measured=measured), cpu_ahead_us=budget.cpu_ahead_us)
         budget_bytes = budget.resolve(program, memory.peak_bytes)
         simulation = simulate(program, costs, label="as written")
-        return cls(program, hardware, measured, memory, budget_bytes, budget.resident_bytes, simulation)
+        return cls(program, hardware, measured, memory, budget_bytes, budget, simulation)
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.budget.resident_bytes
 
     @property
     def graph_budget_bytes(self) -> int | None:
@@ -239,7 +249,7 @@ class _Written:
         return None if self.budget_bytes is None else self.budget_bytes - self.resident_bytes
 
     def price(self, program: Program) -> CostTable:
-        return price(program, self.hardware, measured=self.measured)
+        return replace(price(program, self.hardware, measured=self.measured), cpu_ahead_us=self.budget.cpu_ahead_us)
 
     def plan(self, chosen: Choice) -> Plan:
         """The order that was chosen, with its proof."""

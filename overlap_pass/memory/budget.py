@@ -44,9 +44,12 @@ class Budget:
 
     Attributes:
         resident_bytes: what the process holds beside what the graph names; counted in peak and bound.
+        cpu_ahead_us: how far the CPU is ahead of the device when the graph begins. No part of the bound; like the other, known
+            only from the graph before.
     """
 
     resident_bytes: int = 0
+    cpu_ahead_us: float = 0.0
 
     @property
     def spec(self) -> str:
@@ -173,11 +176,12 @@ class Factor(Budget):
 
 @dataclass(frozen=True)
 class Beside(Budget):
-    """Another budget, for a graph beside which the process holds more: the backward of a step, which does not name what
-    only the forward reads (:func:`overlap_pass.memory.ledger.resident_bytes`)."""
+    """Another budget, for a graph that comes behind another, as the backward of a step does: the process holds what only the
+    forward reads (:func:`overlap_pass.memory.ledger.resident_bytes`), and the CPU has run ahead."""
 
     budget: Budget
     resident_bytes: int
+    cpu_ahead_us: float = 0.0
 
     @property
     def spec(self) -> str:

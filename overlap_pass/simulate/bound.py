@@ -82,7 +82,7 @@ def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
     lanes = lane_loads(program, costs)
     # Kernels of launches and waits run somewhere on the compute lane; where, only the whole step need not ask.
     compute_us = facts.compute_us + sum(costs.kernel_us.values())
-    values = {"compute lane": compute_us, "CPU lane": sum(facts.launch_us)}
+    values = {"compute lane": compute_us, "CPU lane": max(0.0, sum(facts.launch_us) - facts.cpu_ahead_us)}
     for lane in lanes:
         gain_us = sum(job.gain_us for job in lane.jobs)
         name = "compute lane" if compute_us >= lane.total_us else lane.name

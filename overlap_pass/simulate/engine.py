@@ -2,7 +2,8 @@
 
 The lanes and their rules:
 
-- **CPU**: issues the ops in order; each takes its ``launch_us``. It never waits for the device.
+- **CPU**: issues the ops in order; each takes its ``launch_us``. It never waits for the device, and begins
+  ``costs.cpu_ahead_us`` before it.
 - **compute**: runs what was issued to it in order, one op at a time. A wait in it lets nothing past until its
   collective has ended.
 - **one per communicator** (and one per copy engine that sends in its stead): runs its collectives in the order

@@ -45,6 +45,7 @@ class Precedence:
     def _set_prices(self, costs: CostTable) -> None:
         timed, ops = (OpKind.COMPUTE, OpKind.LAUNCH), self._program.ops
         self.duration_us = [costs.duration_us.get(op.name, 0.0) if op.kind in timed else 0.0 for op in ops]
+        self.cpu_ahead_us = costs.cpu_ahead_us
         self.launch_us = [costs.launch_us.get(op.name, 0.0) for op in ops]
         self.compute_us = sum(us for us, counts in zip(self.duration_us, self.is_compute, strict=True) if counts)
 

@@ -100,7 +100,7 @@ class Issuer:
     def issue(self, order: Sequence[str] | None) -> Queues:
         """What the CPU does: put each op into the queue of its lane."""
         queues = Queues()
-        heard, compute, cpu_us = self._heard, queues.compute, 0.0
+        heard, compute, cpu_us = self._heard, queues.compute, -self._costs.cpu_ahead_us
         exists = _Existence(self._program) if self._launch_after == "data" else None
         for name in self._program.order if order is None else order:
             entry = heard.get(name)
@@ -114,7 +114,7 @@ class Issuer:
                     self._issue_other(op, cpu_us, queues, exists)
             if exists is not None:
                 exists.note(self._program.op(name), len(compute))
-        queues.cpu_us = cpu_us
+        queues.cpu_us = max(cpu_us, 0.0)
         return queues
 
     def _issue_other(self, op: OpNode, issued_us: float, queues: Queues, exists: _Existence | None) -> None:

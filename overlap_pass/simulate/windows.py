@@ -52,7 +52,7 @@ class _Compute:
         self.own_us = [facts.duration_us[position] for position in facts.fixed]
         self.before_us = list(accumulate(before_us))
         self.behind_us = _suffix_sums(behind_us)
-        self.issued_us = list(accumulate(issued_us))
+        self.issued_us = [us - facts.cpu_ahead_us for us in accumulate(issued_us)]
 
     def until_us(self, rank: int) -> float:
         """All that has ended when the fixed op has; nothing for -1."""

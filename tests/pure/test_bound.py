@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
@@ -40,11 +41,16 @@ def test_no_order_of_an_exhaustive_enumeration_is_faster_than_the_bound(
 
 
 @settings(max_examples=200, deadline=None)
-@given(priced(fsdp_programs(max_layers=6)), st.randoms(use_true_random=False), st.booleans())
+@given(
+    priced(fsdp_programs(max_layers=6)),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+    st.sampled_from((0.0, 3.0, 30.0)),
+)
 def test_no_random_legal_order_is_faster_than_the_bound(
-    case: tuple[Program, CostTable], draws: random.Random, compute_is_free: bool
+    case: tuple[Program, CostTable], draws: random.Random, compute_is_free: bool, cpu_ahead_us: float
 ) -> None:
-    program, costs = case
+    program, costs = case[0], replace(case[1], cpu_ahead_us=cpu_ahead_us)
     dag = build_dag(program)
     fixed = () if compute_is_free else fixed_compute(program)
     step_us = simulate(program, costs, random_order(dag, draws, fixed)).step_us

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.errors import InfeasibleBudget
-from overlap_pass.graph.program import Program
+from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
-from overlap_pass.planning import make_plan
+from overlap_pass.planning import budget_within, make_plan
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.strategies import AsWritten, BackwardPre, LatestStart
 from overlap_pass.schedule.types import Problem, Schedule
@@ -154,3 +154,33 @@ def test_measured_times_replace_the_cost_model() -> None:
     fast = {op.name: 1.0 for op in program.launches}
     plan = make_plan(program, H100, LatestStart(), Budget.parse(None), measured=fast)
     assert plan.before.exposed_us == pytest.approx(4.0)
+
+
+def test_the_cpu_runs_ahead_from_a_forward_into_its_backward_if_the_device_is_what_takes_longest() -> None:
+    """The same chain as forward and backward: the time by which the device is late is what the CPU is early."""
+    forward = chain()
+    backward = replace(forward, name="backward", phase=Phase.BACKWARD)
+    first = make_plan(forward, H100, LatestStart(), Budget.parse(None))
+    budget = budget_within(Budget.parse(None), backward, [first])
+    warm, cold = (make_plan(backward, H100, LatestStart(), given) for given in (budget, Budget.parse(None)))
+
+    assert budget.cpu_ahead_us == first.cpu_ahead_us == first.after.step_us - first.after.cpu_us > 0
+    assert warm.after.idle_us < cold.after.idle_us, "the first launches of the backward are there when it begins"
+    assert warm.after.step_us >= warm.bound.step_us
+
+
+def test_a_step_that_the_cpu_bounds_leaves_it_no_lead() -> None:
+    """Ops of next to no work: the CPU issues the forward as long as it lasts, and the backward begins with it."""
+    build = Builder("small", Phase.FORWARD)
+    value = build.input("x", 8)
+    for number in range(50):
+        value = build.compute(f"mm{number}", value, size_bytes=8)
+    forward = build.output(value)
+    backward = replace(forward, name="backward", phase=Phase.BACKWARD)
+    slow = replace(H100, compute=replace(H100.compute, kernel_launch_us=100.0))
+    first = make_plan(forward, slow, LatestStart(), Budget.parse(None))
+    second = make_plan(backward, slow, LatestStart(), budget_within(Budget.parse(None), backward, [first]))
+
+    launches_us = 50 * slow.compute.kernel_launch_us
+    assert first.cpu_ahead_us <= first.after.step_us - launches_us + 1e-6, "only the last kernel is left"
+    assert first.after.step_us + second.after.step_us >= 2 * launches_us

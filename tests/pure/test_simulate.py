@@ -199,6 +199,20 @@ def test_a_cpu_that_runs_ahead_costs_only_the_first_launch() -> None:
     assert result.step_us == 41
 
 
+def test_a_cpu_that_is_ahead_of_the_device_when_the_step_begins_is_late_only_for_what_is_left() -> None:
+    """Four ops of 1 µs, 10 µs to launch each, 25 µs ahead: two are there at 0, the others come at 5 and 15."""
+    build = Builder()
+    value = build.input("x")
+    for number in range(4):
+        value = build.compute(f"op{number}", value)
+    program = build.output(value)
+    names = [f"op{number}" for number in range(4)]
+    costs = prices(program, dict.fromkeys(names, 1.0), launch_us=dict.fromkeys(names, 10.0))
+    result = simulate(program, replace(costs, cpu_ahead_us=25.0))
+    assert (result.step_us, result.cpu_us, result.compute_us, result.idle_us) == (16, 15, 4, 12)
+    assert simulate(program, replace(costs, cpu_ahead_us=1000.0)).step_us == 4, "nothing but the device is left"
+
+
 def test_a_collective_waits_for_the_cpu_too() -> None:
     build = Builder()
     gather = build.all_gather("gather", build.input("shard"))
