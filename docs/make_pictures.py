@@ -68,7 +68,7 @@ def planned(programs: Programs, **options: str) -> list[Plan]:
     plans: list[Plan] = []
     for program in programs:
         budget = budget_within(config.memory_budget, program, plans)
-        plans.append(make_plan(program, config.hardware_for(None), config.strategy, budget, coalesce=config.coalesce))
+        plans.append(make_plan(program, config.hardware_for(None), config.strategy, budget, launches=config.launches))
     return plans
 
 

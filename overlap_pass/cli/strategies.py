@@ -44,10 +44,12 @@ def run(args: argparse.Namespace) -> int:
     if args.tokens is not None and args.tokens < 1:
         raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
     from overlap_pass.cli.progress import Progress
-    from overlap_pass.registry import registry
+    from overlap_pass.registry import parse, registry
     from overlap_pass.report import strategies_table
 
     specs = registry().names if args.strategy is None else tuple(args.strategy.split(";"))
+    for spec in specs:
+        parse(spec)  # a name that is not known is said before minutes are spent on the others
     with Progress() as progress:
         programs = traced(args.model, args.world, args.tokens, progress)
         rows = strategies_table.beside_one_bound([_row(text, config, programs, progress) for text in specs])
