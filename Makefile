@@ -1,7 +1,7 @@
 # One command each; what they run stands here and nowhere else. `make setup` comes first.
 PYTHON = .venv/bin/python
 
-.PHONY: setup check format test test-gpu docs serve pictures bench package
+.PHONY: setup check format test test-gpu fuzz docs serve pictures bench package
 
 setup:  ## a virtual environment with all that the checks, tests and pages need
 	python3.11 -m venv .venv && .venv/bin/pip install -c requirements-ci.txt -e '.[dev,docs]'
@@ -17,6 +17,9 @@ test:  ## everything, as CI does on the newest torch
 
 test-gpu:  ## what needs two GPUs
 	$(PYTHON) -m pytest tests/gpu
+
+fuzz:  ## 200 random models beside eager FSDP2, bit for bit; goes on where it was stopped
+	$(PYTHON) -m tests.bench.fuzz --models 200
 
 docs:  ## the site, into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
