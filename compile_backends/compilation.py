@@ -45,6 +45,7 @@ class Compilation:
     Attributes:
         config: the user's options, checked.
         hardware: what costs are taken from; the same on every rank.
+        carriers: what carries its collectives.
         identity: digest of all that shapes a plan besides the graph, for compile caches.
         by_budget: with ``reshard="auto"``, the partitioner that decides what stays from forward to backward.
         captured: what the graph gathers, in words; ``None`` for nothing.
@@ -55,6 +56,7 @@ class Compilation:
 
     config: Config
     hardware: Hardware
+    carriers: Carriers
     identity: str
     by_budget: PartitionByBudget | None = None
     captured: str | None = None
@@ -68,7 +70,11 @@ class Compilation:
         hardware = config.hardware_for(device_name())
         if records_graphs(config.mode):
             hardware = hardware.replaying()
-        carriers = Carriers(config.transport, config.reduction)
+        carriers = Carriers(config.transport, config.reduction, recorded=records_graphs(config.mode))
+        if carriers.recorded and carriers.transport == "copy_engine":
+            _log.warning(
+                "transport='copy_engine' in recorded graphs is not proven yet: compare losses, or leave it out"
+            )
         saved = None if config.plan is None else SavedPlans.load(config.plan, *place_in_world())
         shaped_by = (
             source_digest(),
@@ -81,12 +87,12 @@ class Compilation:
         )
         identity = "-".join(shaped_by)
         by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
-        return cls(config, hardware, identity, by_budget, captured(gm), saved)
+        return cls(config, hardware, carriers, identity, by_budget, captured(gm), saved)
 
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
         self.call = None
-        carry(graph, Carriers(self.config.transport, self.config.reduction))
+        carry(graph, self.carriers)
         phase = phase_of(graph)
         program = read_program(graph, phase, name=phase.value, pure=self.config.pure_namespaces)
         if not program.launches:

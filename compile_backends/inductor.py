@@ -15,6 +15,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 
+import compile_backends.lowerings  # noqa: F401  registers them
 from compile_backends import roll_call
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest

@@ -110,9 +110,9 @@ def _rows(token: Tensor, gradient: Tensor, *how: Any) -> Tensor:
     return gradient.new_empty((gradient.shape[0] // group_size, *gradient.shape[1:]), dtype=Total.parse(total).dtype)
 
 
-def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> Any:
+def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any], *tags: torch.Tag) -> Any:
     name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.needs_contiguous_strides,))
+    _library.define(schema, tags=tags)
     for key in ("CPU", "CUDA"):
         _library.impl(name, run, key)
     _library.impl(name, shape, "Meta")
@@ -121,12 +121,16 @@ def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> 
 
 _GATHER = "ScalarType dtype, int group_size, str group_name, int[] place"
 _TOTAL = "str total, int group_size, str group_name, bool by_copy, int[] place"
-GATHER_START = _define(f"gather_start(Tensor shard, {_GATHER}) -> Tensor", _gather, _gather_shape)
+_CONTIGUOUS = torch.Tag.needs_contiguous_strides
+GATHER_START = _define(f"gather_start(Tensor shard, {_GATHER}) -> Tensor", _gather, _gather_shape, _CONTIGUOUS)
 GATHER_START_COALESCED = _define(
-    f"gather_start_coalesced(Tensor[] shards, {_GATHER}) -> Tensor[]", _gather_all, _gather_shapes
+    f"gather_start_coalesced(Tensor[] shards, {_GATHER}) -> Tensor[]", _gather_all, _gather_shapes, _CONTIGUOUS
 )
+# What an exchange starts with has to be one buffer until its end: ``compile_backends.lowerings`` sees to it.
 EXCHANGE_START = _define(f"exchange_start(Tensor gradient, {_TOTAL}) -> Tensor", _exchange, _token)
 EXCHANGE_START_COALESCED = _define(
     f"exchange_start_coalesced(Tensor[] gradients, {_TOTAL}) -> Tensor[]", _exchange_all, _tokens
 )
-EXCHANGE_FINISH = _define(f"exchange_finish(Tensor token, Tensor gradient, {_TOTAL}) -> Tensor", _finish, _rows)
+EXCHANGE_FINISH = _define(
+    f"exchange_finish(Tensor token, Tensor gradient, {_TOTAL}) -> Tensor", _finish, _rows, _CONTIGUOUS
+)

@@ -48,12 +48,15 @@ class Compiled:
     Attributes:
         programs: graphs as Inductor wanted to run them.
         plans: what became of them.
+        orders: names of its ops in the order that was given to Inductor: the planned one, but for sums that make room
+            for another exchange.
         code: the generated code of each.
         events: who looked at a graph, in order: a pass of the user's own, the planner.
     """
 
     programs: list[Program] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
+    orders: list[list[str]] = field(default_factory=list)
     code: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
 
@@ -76,6 +79,12 @@ def generated_code(into: Compiled) -> Iterator[None]:
         into.plans.append(make_plan(program, *args, **options))
         return into.plans[-1]
 
+    give_places = compilation.give_places
+
+    def placed(graph: torch.fx.Graph) -> None:
+        give_places(graph)
+        into.orders.append([node.name for node in graph.nodes])
+
     class Module:
         def __init__(self, code: str) -> None:
             into.code.append(code)
@@ -91,6 +100,7 @@ def generated_code(into: Compiled) -> Iterator[None]:
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
     ):
         patch.setattr(compilation, "make_plan", watched)
+        patch.setattr(compilation, "give_places", placed)
         patch.setattr(GraphLowering, "compile_to_module", lambda lowering: Module(lowering.codegen()[0].value))
         yield
 
@@ -175,6 +185,10 @@ CASES: dict[str, tuple[Callable[[], TinyLlama], dict[str, Any]]] = {
         lambda: llama(mp_policy=BF16),
         {"coalesce": 4096, "transport": "copy_engine", "reduction": "exchange"},
     ),
+    "exchanges, a launch for each parameter": (
+        lambda: llama(mp_policy=BF16),
+        {"coalesce": "off", "transport": "copy_engine", "reduction": "exchange"},
+    ),
     "two communicators, one at a time": (
         lambda: llama(mesh=init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))),
         {"coalesce": 4096, "communicators_in_flight": 1},
@@ -212,8 +226,22 @@ def _settings(module: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
 @pytest.mark.parametrize("case", CASES)
 def test_the_generated_code_runs_in_the_planned_order(case: str, phase: Phase, session: Session) -> None:
-    _, plan, code = session.compiled[case].graph(phase)
-    assert code_tokens(code) == planned_tokens(plan.program, plan.schedule.order)
+    found = session.compiled[case]
+    _, plan, code = found.graph(phase)
+    order = found.orders[found.plans.index(plan)]
+    assert sorted(order) == sorted(plan.schedule.order)
+    assert code_tokens(code) == planned_tokens(plan.program, order)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_sums_may_move_behind_the_plan_and_only_to_earlier_places(case: str, session: Session) -> None:
+    found = session.compiled[case]
+    for plan, order in zip(found.plans, found.orders, strict=True):
+        sums = {op.name for op in plan.program.ops if "exchange_finish" in op.target}
+        assert [n for n in order if n not in sums] == [n for n in plan.schedule.order if n not in sums]
+        planned = {name: place for place, name in enumerate(plan.schedule.order)}
+        behind = {name: {n for n in order[:place] if n not in sums} for place, name in enumerate(order) if name in sums}
+        assert all(planned[before] < planned[name] for name, earlier in behind.items() for before in earlier)
 
 
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BACKWARD])
@@ -222,6 +250,37 @@ def test_that_order_is_not_the_one_as_written(case: str, phase: Phase, session: 
     """Otherwise the test above would show that Inductor keeps its own order."""
     program, plan, _ = session.compiled[case].graph(phase)
     assert planned_tokens(plan.program, plan.schedule.order) != planned_tokens(program, program.order)
+
+
+STARTED = re.compile(r"(\w+) = torch\.ops\.overlap_pass\.exchange_start\w*\.default\((\[.*?\]|\w+), '")
+FINISHED = re.compile(r".*torch\.ops\.overlap_pass\.exchange_finish\.default\((\w+), (\w+), '")
+PICKED = re.compile(r"(\w+) = (\w+)(?:\[(\d+)\])?$")
+
+
+def exchanged(code: str) -> list[tuple[str, str]]:
+    """For each sum: the buffer that was sent, and the one that is kept until then."""
+    sent: dict[str, list[str]] = {}
+    found = []
+    for line in map(str.strip, code.splitlines()):
+        if match := STARTED.match(line):
+            sent[match[1]] = match[2].strip("[]").split(", ")
+        elif (match := PICKED.match(line)) and match[2] in sent:
+            buffers = sent[match[2]]
+            sent[match[1]] = buffers if match[3] is None else [buffers[int(match[3])]]
+        elif match := FINISHED.match(line):
+            (buffer,) = sent[match[1]]
+            found.append((buffer, match[2]))
+    return found
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "exchanges" in case])
+def test_the_buffer_that_is_sent_is_the_one_that_is_kept_until_the_sum(case: str, session: Session) -> None:
+    """Another one would leave the memory that is being read to the next kernel."""
+    _, plan, code = session.compiled[case].graph(Phase.BACKWARD)
+    pairs = exchanged(code)
+    waits = [op for op in plan.program.ops if op.kind is OpKind.WAIT and "exchange_finish" in op.target]
+    assert len(pairs) == len(waits) > 0
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
 
 def test_launches_are_coalesced_where_that_is_asked_for(session: Session) -> None:
