@@ -26,7 +26,7 @@ same size (:func:`added_bytes`); so it fits beside any rank's activations.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -100,7 +100,7 @@ def _most_held(program: Program, travel: Collection[int], stops: Collection[str]
 def reference_compute_us(written: Program, costs: CostTable) -> Mapping[str, float]:
     """Op → how long what is gathered for it and reduced after it travels, alone: a measure of its work that all ranks share."""
     placement = Placement.of_program(written)
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for event in once(placement, _events):
         launch, anchor = written.ops[event.move.launch], written.ops[event.anchor]
         if _shared(launch) and anchor.collective is None:
