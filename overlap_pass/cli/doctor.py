@@ -93,7 +93,9 @@ def examine_backend(name: str) -> Finding:
     title = f"backend {name}"
     found = [entry for entry in metadata.entry_points(group="torch_dynamo_backends") if entry.name == name]
     if not found:
-        return Finding(title, "failed", "not registered: pip install overlap-pass again (`pip install .` in its checkout)")
+        return Finding(
+            title, "failed", "not registered: pip install overlap-pass again (`pip install .` in its checkout)"
+        )
     owners = {entry.dist.name if entry.dist else "?" for entry in found}
     if owners != {"overlap-pass"}:
         return Finding(title, "failed", f"claimed by {', '.join(sorted(owners))}: uninstall all but overlap-pass")
