@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 from weakref import WeakSet
 
@@ -95,8 +94,8 @@ class Channel:
     """
 
     def __init__(self, group_name: str, device: torch.device) -> None:
-        group: dist.ProcessGroup = _resolve_process_group(group_name)
-        self.rank, self.ranks = group.rank(), group.size()
+        self.group: dist.ProcessGroup = _resolve_process_group(group_name)
+        self.rank, self.ranks = self.group.rank(), self.group.size()
         self.group_name, self.device = group_name, device
         self.stream = torch.cuda.Stream(device)
         self.peers = tuple((self.rank + step) % self.ranks for step in range(1, self.ranks))
@@ -154,15 +153,21 @@ class Channel:
         return self._taken(at, WORDS + word, peer)
 
 
-@cache
+_channels: dict[tuple[str, str, torch.device], Channel] = {}
+_recorded: list[Channel] = []
+"""Kept for the graphs that hold their addresses."""
+
+
 def channel(group_name: str, direction: str, device: torch.device) -> Channel:
-    """The channel of a group for ``"gather"`` or ``"reduce"``; made at the first call, which every rank makes alike."""
-    made = Channel(group_name, device)
-    _channels.append(made)
+    """The channel of a group for ``"gather"`` or ``"reduce"``; made at the first call, which every rank makes alike.
+
+    A group that is made after another of the same name was destroyed gets channels of its own.
+    """
+    key = (group_name, direction, device)
+    made = _channels.get(key)
+    if made is None or made.group is not _resolve_process_group(group_name):
+        made = _channels[key] = Channel(group_name, device)
     return made
-
-
-_channels: list[Channel] = []
 
 
 def release_channels(device: torch.device) -> None:
@@ -173,5 +178,5 @@ def release_channels(device: torch.device) -> None:
     """
     torch.cuda.synchronize(device)
     dist.barrier()
-    channel.cache_clear()
-    _channels[:] = [made for made in _channels if made.recorded]
+    _recorded.extend(made for made in _channels.values() if made.recorded)
+    _channels.clear()

@@ -336,3 +336,15 @@ def test_a_gradient_whose_sum_stands_behind_the_launch_that_needs_its_place_is_a
     monkeypatch.setattr(rewrite_places, "_sum_in_time", lambda launches, found: None)
     with pytest.raises(TransportError, match="still to be summed"):
         failures(enter)
+
+
+def test_a_group_that_takes_another_ones_name_gets_channels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [object()]
+    monkeypatch.setattr(peers, "_channels", {})
+    monkeypatch.setattr(peers, "_resolve_process_group", lambda name: groups[-1])
+    monkeypatch.setattr(peers, "Channel", lambda name, device: types.SimpleNamespace(group=groups[-1]))
+    here = torch.device("cpu")
+    first = peers.channel("0", "gather", here)
+    assert peers.channel("0", "gather", here) is first
+    groups.append(object())
+    assert peers.channel("0", "gather", here) is not first
