@@ -53,7 +53,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"step {step}: loss {total.item():.4f}, gradient norm {norm.item():.3f} before clipping", flush=True)
+            print(f"step {step}: loss {total.item():.4f}, gradient norm {norm.item():.1e} before clipping", flush=True)
     dist.destroy_process_group()
 
 
