@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from overlap_pass.cli.looks import colour, width
-from overlap_pass.cli.planned import add_model, add_output, check_output, config_of
+from overlap_pass.cli.planned import add_model, add_output, add_reshard, check_output, config_of
 from overlap_pass.errors import OptionError
 
 __all__ = ["add_parser", "run"]
@@ -26,9 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--budget", "--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'"
     )
-    parser.add_argument(
-        "--reshard", help="'user', or 'auto': the budget decides which gathered parameters stay for backward"
-    )
+    add_reshard(parser)
     parser.add_argument("--transport", help="'nccl', or 'copy_engine' for groups within one box of GPUs")
     parser.add_argument("--reduction", help="'ring', or 'exchange': gradients are sent as they are, summed on arrival")
     add_output(parser, "page to write: .html with both timelines, or .json")

@@ -12,8 +12,9 @@ from overlap_pass.errors import OptionError
 if TYPE_CHECKING:
     from overlap_pass.config import Config
     from overlap_pass.graph.program import Program
+    from overlap_pass.memory.budget import Budget
 
-__all__ = ["add_model", "add_output", "check_output", "config_of", "traced"]
+__all__ = ["add_model", "add_output", "add_reshard", "check_output", "config_of", "traced"]
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", "--hardware", default="h100", help="hardware name or TOML file (%(default)s)")
     parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
     parser.add_argument("--coalesce", help="'auto', 'off' or bytes of a coalesced launch")
+
+
+def add_reshard(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reshard", help="'user', or 'auto': the budget decides which gathered parameters stay for backward"
+    )
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
@@ -60,12 +67,18 @@ def check_output(path: Path | None, suffixes: Sequence[str], option: str = "--ou
         raise OptionError(f"{option}={path}: the folder {path.absolute().parent} does not exist")
 
 
-def traced(model: str, world_size: int, tokens: int | None, progress: Any) -> tuple[Program, ...]:
-    """Forward and backward of the model; imports torch."""
+def traced(
+    model: str, world_size: int, tokens: int | None, config: Config, progress: Any
+) -> tuple[tuple[Program, ...], Budget]:
+    """Forward and backward of the model, and the budget to plan them within; imports torch."""
     from overlap_pass.profiling.target import build_of
     from overlap_pass.profiling.trace_plan import trace_model
+    from overlap_pass.rewrite.partition import partition
+    from overlap_pass.rewrite.reshard import PartitionByBudget
 
+    auto = config.reshard == "auto"
+    by_budget = PartitionByBudget(config.hardware_for(None), config.memory_budget) if auto else None
     programs: tuple[Program, ...] = trace_model(
-        build_of(model, tokens=tokens), world_size=world_size, progress=progress.show
+        build_of(model, tokens=tokens), world_size=world_size, progress=progress.show, cut=by_budget or partition
     )
-    return programs
+    return programs, config.memory_budget if by_budget is None else by_budget.budget

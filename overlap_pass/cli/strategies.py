@@ -8,13 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from overlap_pass.cli.looks import colour, width
-from overlap_pass.cli.planned import add_model, config_of, traced
+from overlap_pass.cli.planned import add_model, add_reshard, config_of, traced
 from overlap_pass.errors import OptionError, OverlapPassError
 
 if TYPE_CHECKING:
     from overlap_pass.cli.progress import Progress
     from overlap_pass.config import Config
     from overlap_pass.graph.program import Program
+    from overlap_pass.memory.budget import Budget
     from overlap_pass.report.strategies_table import Row
 
 __all__ = ["add_parser", "run"]
@@ -35,12 +36,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--budget", "--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'"
     )
+    add_reshard(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    config = config_of(args, args.budget)
+    config = config_of(args, args.budget, reshard=args.reshard)
     if args.tokens is not None and args.tokens < 1:
         raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
     from overlap_pass.cli.progress import Progress
@@ -51,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     for spec in specs:
         parse(spec)  # a name that is not known is said before minutes are spent on the others
     with Progress() as progress:
-        programs = traced(args.model, args.world, args.tokens, progress)
-        rows = strategies_table.beside_one_bound([_row(text, config, programs, progress) for text in specs])
+        programs, budget = traced(args.model, args.world, args.tokens, config, progress)
+        rows = strategies_table.beside_one_bound([_row(text, config, programs, budget, progress) for text in specs])
     title = f"{args.model} on {args.world} × {config.hardware_for(None).name}"
     if args.json:
         print(json.dumps({"title": title, "strategies": [row.to_json() for row in rows]}, indent=2))
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _row(text: str, config: Config, programs: tuple[Program, ...], progress: Progress) -> Row:
+def _row(text: str, config: Config, programs: tuple[Program, ...], budget: Budget, progress: Progress) -> Row:
     from overlap_pass.planning import Plan, budget_within, make_plan
     from overlap_pass.registry import parse
     from overlap_pass.report.strategies_table import Row
@@ -72,8 +74,8 @@ def _row(text: str, config: Config, programs: tuple[Program, ...], progress: Pro
     try:
         plans: list[Plan] = []
         for program in programs:
-            budget = budget_within(config.memory_budget, program, plans)
-            plans.append(make_plan(program, config.hardware_for(None), strategy, budget, launches=config.launches))
+            within = budget_within(budget, program, plans)
+            plans.append(make_plan(program, config.hardware_for(None), strategy, within, launches=config.launches))
     except OverlapPassError as error:
         return Row(text, planning_s=time.perf_counter() - began_s, refused=str(error))
     bound_us = sum(plan.bound.step_us for plan in plans)

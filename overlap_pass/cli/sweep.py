@@ -7,13 +7,15 @@ import json
 from typing import TYPE_CHECKING
 
 from overlap_pass.cli.looks import colour, width
-from overlap_pass.cli.planned import add_model, add_output, check_output, config_of, traced
+from overlap_pass.cli.planned import add_model, add_output, add_reshard, check_output, config_of, traced
 from overlap_pass.errors import InfeasibleBudget, OptionError
 
 if TYPE_CHECKING:
     from overlap_pass.cli.progress import Progress
     from overlap_pass.config import Config
     from overlap_pass.graph.program import Program
+    from overlap_pass.memory.budget import Budget
+    from overlap_pass.planning import Plan
     from overlap_pass.report.sweep import Point, Sweep
 
 __all__ = ["add_parser", "run"]
@@ -25,7 +27,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="plan a model over tokens, ranks and budgets, and name where communication is hidden (no GPU needed)",
         description=(
             "Plan one model for every combination of tokens a rank, ranks and budgets, and draw the share of exposed "
-            "communication. The model is traced once for each number of tokens; other numbers of ranks are rescaled."
+            "communication. The model is traced once for each number of tokens; other numbers of ranks are rescaled. With "
+            "--reshard auto every combination is traced, since what stays for the backward depends on it."
         ),
     )
     add_model(parser)
@@ -36,13 +39,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--budget", "--memory-budget", default="fsdp2", help="budgets, as a list: fsdp2,60GiB (%(default)s)"
     )
+    add_reshard(parser)
     add_output(parser, "page to write: .html with the chart, or .json")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     worlds, tokens = _numbers("world", args.world, 2), _numbers("tokens", args.tokens, 1)
-    configs = [config_of(args, budget.strip(), strategy=args.strategy) for budget in args.budget.split(",")]
+    configs = [
+        config_of(args, budget.strip(), strategy=args.strategy, reshard=args.reshard)
+        for budget in args.budget.split(",")
+    ]
     check_output(args.output, (".html", ".json"))
     from overlap_pass.cli.progress import Progress
     from overlap_pass.report import sweep_chart, sweep_table
@@ -71,42 +78,67 @@ def _sweep(
     model: str, worlds: tuple[int, ...], tokens: tuple[int, ...], configs: list[Config], progress: Progress
 ) -> Sweep:
     from overlap_pass.report.sweep import Sweep
-    from overlap_pass.simulate.rescale import rescale
     from overlap_pass.spec import spec
 
     points: list[Point] = []
     refused: list[tuple[str, str]] = []
     for count in tokens:
-        programs = traced(model, worlds[0], count, progress)
+        traces = _Traces(model, worlds[0], count, progress)
         for world in worlds:
-            scaled = tuple(rescale(program, dict.fromkeys(program.groups, world)) for program in programs)
             for config in configs:
                 what = f"{count} tokens, {world} ranks, {config.memory_budget.spec}"
-                progress.show(f"planning {what}")
                 try:
-                    points.append(_point(scaled, count, world, config))
+                    programs, budget = traces.of(world, config)
+                    progress.show(f"planning {what}")
+                    found = _plans(programs, budget, config)
                 except InfeasibleBudget as error:
                     refused.append((what, str(error)))
+                else:
+                    points.append(_point(found, count, world, config))
     hardware = configs[0].hardware_for(None).name
     setting = (
         ("model", f"{model}, forward + backward"),
         ("hardware", hardware),
         ("strategy", spec(configs[0].strategy)),
         ("coalesce", str(configs[0].coalesce)),
-        ("traced at", f"{worlds[0]} ranks"),
+        ("reshard", configs[0].reshard),
+        ("traced at", f"{worlds[0]} ranks" if configs[0].reshard == "user" else "each number of ranks"),
     )
     return Sweep(f"{model} on {hardware}", setting, tuple(points), tuple(refused))
 
 
-def _point(programs: tuple[Program, ...], tokens: int, world: int, config: Config) -> Point:
-    from overlap_pass.planning import Plan, budget_within, make_plan
-    from overlap_pass.report.sweep import Point
+class _Traces:
+    """Forward and backward for one number of tokens: traced once and rescaled, or, where that may change them, each anew."""
 
-    hardware = config.hardware_for(None)
+    def __init__(self, model: str, world: int, tokens: int, progress: Progress) -> None:
+        self._model, self._world, self._tokens, self._progress = model, world, tokens, progress
+        self._traced: tuple[Program, ...] = ()
+
+    def of(self, world: int, config: Config) -> tuple[tuple[Program, ...], Budget]:
+        """For so many ranks, and the budget to plan them within."""
+        from overlap_pass.simulate.rescale import rescale
+
+        if config.reshard == "auto":
+            return traced(self._model, world, self._tokens, config, self._progress)
+        if not self._traced:
+            self._traced, _ = traced(self._model, self._world, self._tokens, config, self._progress)
+        scaled = tuple(rescale(program, dict.fromkeys(program.groups, world)) for program in self._traced)
+        return scaled, config.memory_budget
+
+
+def _plans(programs: tuple[Program, ...], budget: Budget, config: Config) -> list[Plan]:
+    from overlap_pass.planning import budget_within, make_plan
+
     plans: list[Plan] = []
     for program in programs:
-        budget = budget_within(config.memory_budget, program, plans)
-        plans.append(make_plan(program, hardware, config.strategy, budget, launches=config.launches))
+        within = budget_within(budget, program, plans)
+        plans.append(make_plan(program, config.hardware_for(None), config.strategy, within, launches=config.launches))
+    return plans
+
+
+def _point(plans: list[Plan], tokens: int, world: int, config: Config) -> Point:
+    from overlap_pass.report.sweep import Point
+
     return Point(
         tokens=tokens,
         world_size=world,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from typing import Any
 
 import torch.fx as fx
@@ -46,7 +47,9 @@ class PartitionByBudget:
         """Cut a prepared joint graph in two."""
         asked = asked_to_keep(joint.graph)
         tag_gathers(joint.graph, kept=())
-        trial = fx.GraphModule(joint, copy.deepcopy(joint.graph))
+        with warnings.catch_warnings():  # torch copies what it calls deprecated itself
+            warnings.simplefilter("ignore", FutureWarning)
+            trial = fx.GraphModule(joint, copy.deepcopy(joint.graph))
         forward, backward = split(trial, joint_inputs, **options)
         self.decision = choose_kept(
             read_program(forward.graph, Phase.FORWARD, name="forward"),

@@ -94,6 +94,26 @@ def test_a_sweep_has_a_point_for_every_combination(own, tmp_path, capsys) -> Non
     assert page.read_text().count("<circle") == 8
 
 
+def test_what_stays_by_budget_makes_every_step_of_a_sweep_shorter(own, capsys) -> None:
+    argv = ["sweep", "--model", f"{own}:build", "--tokens", "8", "--world", "4,8", "--budget", "unlimited", "--json"]
+    found = {}
+    for reshard in ("user", "auto"):
+        assert main([*argv, "--reshard", reshard]) == 0
+        found[reshard] = json.loads(capsys.readouterr().out)["points"]
+    for user, auto in zip(found["user"], found["auto"], strict=True):
+        assert auto["world_size"] == user["world_size"]
+        assert auto["step_us"] < user["step_us"]
+
+
+def test_what_stays_by_budget_goes_for_all_strategies(own, capsys) -> None:
+    argv = ["strategies", "--model", f"{own}:build", "--world", "4", "--budget", "unlimited", "--strategy", "greedy"]
+    steps_us = []
+    for reshard in ("user", "auto"):
+        assert main([*argv, "--json", "--reshard", reshard]) == 0
+        steps_us += [row["step_us"] for row in json.loads(capsys.readouterr().out)["strategies"]]
+    assert steps_us[1] < steps_us[0]
+
+
 @pytest.mark.parametrize(
     ("target", "tokens", "message"),
     [
