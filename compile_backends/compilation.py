@@ -86,7 +86,7 @@ class Compilation:
             *(() if saved is None else (saved.digest,)),
         )
         identity = "-".join(shaped_by)
-        by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
+        by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
         return cls(config, hardware, carriers, identity, by_budget, captured(gm), saved)
 
     def schedule(self, graph: fx.Graph) -> None:

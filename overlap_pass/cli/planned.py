@@ -75,9 +75,11 @@ def traced(
     from overlap_pass.profiling.trace_plan import trace_model
     from overlap_pass.rewrite.partition import partition
     from overlap_pass.rewrite.reshard import PartitionByBudget
+    from overlap_pass.transport.choice import Carriers
 
     auto = config.reshard == "auto"
-    by_budget = PartitionByBudget(config.hardware_for(None), config.memory_budget) if auto else None
+    carriers = Carriers("nccl", "ring")  # other numbers of ranks are told from these, and copies stay within a box
+    by_budget = PartitionByBudget(config.hardware_for(None), config.memory_budget, carriers) if auto else None
     programs: tuple[Program, ...] = trace_model(
         build_of(model, tokens=tokens), world_size=world_size, progress=progress.show, cut=by_budget or partition
     )

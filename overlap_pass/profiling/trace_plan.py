@@ -158,9 +158,9 @@ def plan_model(
     """
     config = Config.from_options(options)
     hardware = config.hardware_for(None)
-    by_budget = PartitionByBudget(hardware, config.memory_budget) if config.reshard == "auto" else None
-    plans: list[Plan] = []
     carriers = Carriers(config.transport, config.reduction)
+    by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
+    plans: list[Plan] = []
     for program in trace_model(
         build, world_size=world_size, progress=progress, cut=by_budget or partition, carriers=carriers
     ):

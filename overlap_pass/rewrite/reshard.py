@@ -9,17 +9,20 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch.fx as fx
 
 from overlap_pass.cost.hardware import Hardware
-from overlap_pass.graph.program import Phase
+from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import read_program
 from overlap_pass.memory.budget import Absolute, Budget, Unlimited
 from overlap_pass.rewrite.partition import prepare_joint, split
 from overlap_pass.rewrite.recompute import asked_to_keep, tag_gathers
+from overlap_pass.rewrite.transport import by_copy
 from overlap_pass.schedule.resharding import Resharding, choose_kept
+from overlap_pass.transport.choice import Carriers
 
 __all__ = ["PartitionByBudget"]
 
@@ -33,8 +36,8 @@ class PartitionByBudget:
         decision: ``None`` until a joint graph was cut.
     """
 
-    def __init__(self, hardware: Hardware, budget: Budget) -> None:
-        self._hardware, self._budget = hardware, budget
+    def __init__(self, hardware: Hardware, budget: Budget, carriers: Carriers) -> None:
+        self._hardware, self._budget, self._carriers = hardware, budget, carriers
         self.decision: Resharding | None = None
 
     def __call__(
@@ -52,8 +55,8 @@ class PartitionByBudget:
             trial = fx.GraphModule(joint, copy.deepcopy(joint.graph))
         forward, backward = split(trial, joint_inputs, **options)
         self.decision = choose_kept(
-            read_program(forward.graph, Phase.FORWARD, name="forward"),
-            read_program(backward.graph, Phase.BACKWARD, name="backward"),
+            self._read(forward.graph, Phase.FORWARD),
+            self._read(backward.graph, Phase.BACKWARD),
             self._hardware,
             self._budget,
             asked=asked,
@@ -63,6 +66,16 @@ class PartitionByBudget:
             return forward, backward
         tag_gathers(joint.graph, kept=self.decision.kept)
         return split(joint, joint_inputs, **options)
+
+    def _read(self, graph: fx.Graph, phase: Phase) -> Program:
+        """The graph, with the staging memory and the lane of what will go by copy; names are those of the joint graph."""
+        program = read_program(graph, phase, name=phase.value)
+        copied = by_copy(graph, self._carriers)
+        ops = tuple(
+            replace(op, collective=replace(op.collective, by_copy=True)) if op.collective and op.name in copied else op
+            for op in program.ops
+        )
+        return replace(program, ops=ops)
 
     def setting(self) -> tuple[tuple[str, str], ...]:
         """(name, value) pairs for a report."""

@@ -22,7 +22,7 @@ from overlap_pass.transport import ops
 from overlap_pass.transport.choice import Carriers
 from overlap_pass.transport.total import Total
 
-__all__ = ["carry"]
+__all__ = ["by_copy", "carry"]
 
 _FUNCTIONAL = torch.ops._c10d_functional
 _GATHER = _FUNCTIONAL.all_gather_into_tensor.default
@@ -59,6 +59,22 @@ def carry(graph: fx.Graph, carriers: Carriers) -> None:
                 _gather(graph, node)
             elif node.target is _REDUCE:
                 _reduce(graph, node, carriers, by_copy)
+
+
+def by_copy(graph: fx.Graph, carriers: Carriers) -> set[str]:
+    """Names of the collectives that :func:`carry` would hand to copy engines.
+
+    Raises:
+        OptionError: copy engines are asked for where they cannot work.
+    """
+    found = set()
+    for node in graph.nodes:
+        if node.target in (_GATHER, _REDUCE) and _is_captured(node):
+            value, (*_, size, group_name) = _value(node), node.args
+            taken = carriers.by_copy(group_name, value.is_cuda)
+            if taken and (node.target is _GATHER or carriers.exchanges(size, by_copy=True, halves=True)):
+                found.add(node.name)
+    return found
 
 
 def _is_captured(node: fx.Node) -> bool:

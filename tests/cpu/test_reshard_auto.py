@@ -22,6 +22,7 @@ from overlap_pass.memory.ledger import peak, resident_bytes
 from overlap_pass.profiling import llama, trace_plan
 from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.schedule.kept import gathered_twice, keep_in_backward, keep_in_forward
+from overlap_pass.transport.choice import Carriers
 from tests.cpu.models import sharded_llama
 from tests.cpu.ranks import Outcome, run_cases
 from tests.cpu.test_fsdp_numerics import BF16, columns
@@ -80,7 +81,7 @@ def test_less_is_gathered_again_the_more_is_allowed(outcomes: dict[str, Outcome]
 
 
 def traced(budget: str) -> tuple[tuple[Program, ...], PartitionByBudget]:
-    by_budget = PartitionByBudget(H100, Budget.parse(budget))
+    by_budget = PartitionByBudget(H100, Budget.parse(budget), Carriers("nccl", "ring"))
     build = trace_plan.llama_step("tiny", 64)
     return trace_plan.trace_model(build, world_size=8, cut=by_budget), by_budget
 
@@ -130,3 +131,9 @@ def test_the_backward_counts_what_only_the_forward_names() -> None:
         peak(forward).peak_bytes, peak(backward, resident_bytes=resident_bytes(forward, backward)).peak_bytes
     )
     assert Beside(Absolute(5), 3).resolve(backward, 0) == 5
+
+
+def test_what_copies_keep_for_themselves_is_in_the_budget_that_decides() -> None:
+    options = {"reshard": "auto", "transport": "copy_engine", "memory_budget": "fsdp2"}
+    comparison = overlap_pass.plan(trace_plan.llama_step("tiny", 64), world_size=2, options=options)
+    assert comparison.after.peak_bytes <= comparison.budget_bytes
