@@ -19,7 +19,7 @@ from overlap_pass.graph.program import Category
 from overlap_pass.graph.read import ANNOTATION
 from overlap_pass.graph.targets import category
 from overlap_pass.transport import ops
-from overlap_pass.transport.choice import Carriers
+from overlap_pass.transport.choice import Carriers, over_gloo
 from overlap_pass.transport.total import Total
 
 __all__ = ["by_copy", "carry"]
@@ -98,7 +98,8 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     gradient, pad = _before_the_cast(node)
     dtype = _value(node).dtype
     known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
-    if not known or not carriers.exchanges(size, by_copy, halves=_value(gradient).itemsize < dtype.itemsize):
+    halves = _value(gradient).itemsize < dtype.itemsize and not over_gloo(group_name)
+    if not known or not carriers.exchanges(size, by_copy, halves):
         return
     how: tuple[Any, ...] = (Total(reduce_op == "avg", dtype).spec, size, group_name, by_copy, [])
     with graph.inserting_before(node):

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from overlap_pass.config import Reduction, Transport
 from overlap_pass.errors import OptionError
 
-__all__ = ["Carriers", "why_not_by_copy"]
+__all__ = ["Carriers", "over_gloo", "why_not_by_copy"]
 
 _MOST_RANKS = 16
 """Each rank copies from every other: beyond a box of eight or sixteen the copies get too small to fill the link."""
@@ -64,6 +64,15 @@ class Carriers:
         if self.reduction == "auto":
             return ranks == 2 and (by_copy or halves)
         return self.reduction == "exchange"
+
+
+def over_gloo(group_name: str) -> bool:
+    """Whether a group is gloo's, where ``"auto"`` leaves reductions as they are.
+
+    Ranks have crashed in gloo's own threads (a broken heap) where its all-to-all carried gradients; the cause is not known,
+    and on CPUs there is nothing to gain.
+    """
+    return str(dist.get_backend(_resolve_process_group(group_name))) == "gloo"
 
 
 def why_not_by_copy(group_name: str) -> str | None:
