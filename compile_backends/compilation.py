@@ -68,9 +68,9 @@ class Compilation:
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
-        if records_graphs(config.mode):
-            hardware = hardware.replaying()
         carriers = Carriers(config.transport, config.reduction, recorded=records_graphs(config.mode))
+        if carriers.recorded:
+            hardware = hardware.replaying()
         if carriers.recorded and carriers.transport == "copy_engine":
             _log.warning(
                 "transport='copy_engine' in recorded graphs is not proven yet: compare losses, or leave it out"

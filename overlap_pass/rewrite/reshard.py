@@ -20,7 +20,7 @@ from overlap_pass.graph.read import read_program
 from overlap_pass.memory.budget import Absolute, Budget, Unlimited
 from overlap_pass.rewrite.partition import prepare_joint, split
 from overlap_pass.rewrite.recompute import asked_to_keep, tag_gathers
-from overlap_pass.rewrite.transport import by_copy
+from overlap_pass.rewrite.transport import copied
 from overlap_pass.schedule.resharding import Resharding, choose_kept
 from overlap_pass.transport.choice import Carriers
 
@@ -70,9 +70,9 @@ class PartitionByBudget:
     def _read(self, graph: fx.Graph, phase: Phase) -> Program:
         """The graph, with the staging memory and the lane of what will go by copy; names are those of the joint graph."""
         program = read_program(graph, phase, name=phase.value)
-        copied = by_copy(graph, self._carriers)
+        names = copied(graph, self._carriers)
         ops = tuple(
-            replace(op, collective=replace(op.collective, by_copy=True)) if op.collective and op.name in copied else op
+            replace(op, collective=replace(op.collective, by_copy=True)) if op.collective and op.name in names else op
             for op in program.ops
         )
         return replace(program, ops=ops)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from overlap_pass.graph.program import Category
 from overlap_pass.graph.read import ANNOTATION
 from overlap_pass.graph.targets import category
 from overlap_pass.transport import ops
-from overlap_pass.transport.choice import Carriers, over_gloo
+from overlap_pass.transport.choice import Carriers
 from overlap_pass.transport.total import Total
 
-__all__ = ["by_copy", "carry"]
+__all__ = ["carry", "copied"]
 
 _FUNCTIONAL = torch.ops._c10d_functional
 _GATHER = _FUNCTIONAL.all_gather_into_tensor.default
@@ -51,34 +52,32 @@ def carry(graph: fx.Graph, carriers: Carriers) -> None:
     Raises:
         OptionError: copy engines are asked for where they cannot work.
     """
-    for node in list(graph.nodes):
-        if node.target in (_GATHER, _REDUCE) and _is_captured(node):
-            group_name = node.args[-1]
-            by_copy = carriers.by_copy(group_name, _value(node).is_cuda)
-            if node.target is _GATHER and by_copy:
-                _gather(graph, node)
-            elif node.target is _REDUCE:
-                _reduce(graph, node, carriers, by_copy)
+    for node, by_copy in _captured(graph, carriers):
+        if node.target is _GATHER and by_copy:
+            _gather(graph, node)
+        elif node.target is _REDUCE:
+            _reduce(graph, node, carriers, by_copy)
 
 
-def by_copy(graph: fx.Graph, carriers: Carriers) -> set[str]:
+def copied(graph: fx.Graph, carriers: Carriers) -> set[str]:
     """Names of the collectives that :func:`carry` would hand to copy engines.
 
     Raises:
         OptionError: copy engines are asked for where they cannot work.
     """
     found = set()
-    for node in graph.nodes:
-        if node.target in (_GATHER, _REDUCE) and _is_captured(node):
-            value, (*_, size, group_name) = _value(node), node.args
-            taken = carriers.by_copy(group_name, value.is_cuda)
-            if taken and (node.target is _GATHER or carriers.exchanges(size, by_copy=True, halves=True)):
-                found.add(node.name)
+    for node, by_copy in _captured(graph, carriers):
+        *_, size, group_name = node.args
+        if by_copy and (node.target is _GATHER or carriers.exchanges(group_name, size, by_copy, halves=True)):
+            found.add(node.name)
     return found
 
 
-def _is_captured(node: fx.Node) -> bool:
-    return ANNOTATION in (node.meta.get("custom") or {})
+def _captured(graph: fx.Graph, carriers: Carriers) -> Iterator[tuple[fx.Node, bool]]:
+    """Gathers of parameters and reductions of gradients, and whether copy engines may carry them."""
+    for node in list(graph.nodes):
+        if node.target in (_GATHER, _REDUCE) and ANNOTATION in (node.meta.get("custom") or {}):
+            yield node, carriers.by_copy(node.args[-1], _value(node).is_cuda)
 
 
 def _gather(graph: fx.Graph, node: fx.Node) -> None:
@@ -98,8 +97,8 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     gradient, pad = _before_the_cast(node)
     dtype = _value(node).dtype
     known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
-    halves = _value(gradient).itemsize < dtype.itemsize and not over_gloo(group_name)
-    if not known or not carriers.exchanges(size, by_copy, halves):
+    halves = _value(gradient).itemsize < dtype.itemsize
+    if not known or not carriers.exchanges(group_name, size, by_copy, halves):
         return
     how: tuple[Any, ...] = (Total(reduce_op == "avg", dtype).spec, size, group_name, by_copy, [])
     with graph.inserting_before(node):

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from overlap_pass.config import Reduction, Transport
 from overlap_pass.errors import OptionError
 
-__all__ = ["Carriers", "over_gloo", "why_not_by_copy"]
+__all__ = ["Carriers", "why_not_by_copy"]
 
 _MOST_RANKS = 16
 """Each rank copies from every other: beyond a box of eight or sixteen the copies get too small to fill the link."""
@@ -54,7 +54,7 @@ class Carriers:
         """What decides besides the graph, for compile caches: the same model may find another machine the next time."""
         return repr((self.transport, self.reduction, *(_machine() if torch.cuda.is_available() else ())))
 
-    def exchanges(self, ranks: int, by_copy: bool, halves: bool) -> bool:
+    def exchanges(self, group_name: str, ranks: int, by_copy: bool, halves: bool) -> bool:
         """Whether a reduction sends gradients as they are and sums them where they arrive.
 
         Args:
@@ -62,11 +62,11 @@ class Carriers:
             halves: what is sent is narrower than what is summed.
         """
         if self.reduction == "auto":
-            return ranks == 2 and (by_copy or halves)
+            return ranks == 2 and (by_copy or (halves and not _over_gloo(group_name)))
         return self.reduction == "exchange"
 
 
-def over_gloo(group_name: str) -> bool:
+def _over_gloo(group_name: str) -> bool:
     """Whether a group is gloo's, where ``"auto"`` leaves reductions as they are.
 
     Ranks have crashed in gloo's own threads (a broken heap) where its all-to-all carried gradients; the cause is not known,

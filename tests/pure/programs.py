@@ -46,6 +46,13 @@ class Builder:
         storages = self._allocate(name, size_bytes, held=held)
         return self._add(OpNode(name, OpKind.INPUT, "input", storages=storages))
 
+    def chain(self, count: int) -> tuple[Program, list[str]]:
+        """The whole program: ops that each read the one before; and their names."""
+        value, names = self.input("x"), [f"op{number}" for number in range(count)]
+        for name in names:
+            value = self.compute(name, value)
+        return self.output(value), names
+
     def compute(
         self,
         name: str,

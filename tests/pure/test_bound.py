@@ -186,12 +186,7 @@ def test_where_running_side_by_side_loses_the_bound_is_one_after_the_other() -> 
 
 
 def test_a_cpu_bound_step_is_bounded_by_the_cpu_and_the_last_op() -> None:
-    build = Builder()
-    value = build.input("x")
-    for number in range(4):
-        value = build.compute(f"op{number}", value)
-    program = build.output(value)
-    names = [f"op{number}" for number in range(4)]
+    program, names = Builder().chain(4)
     costs = prices(program, dict.fromkeys(names, 1.0), launch_us=dict.fromkeys(names, 10.0))
     bound = lower_bound(build_dag(program), costs)
     assert (bound.values["CPU lane"], bound.step_us) == (40, 41)

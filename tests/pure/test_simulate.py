@@ -178,35 +178,20 @@ def test_a_collective_behind_another_takes_over_its_place() -> None:
 
 def test_a_step_that_the_cpu_cannot_feed_takes_the_cpus_time_plus_the_last_op() -> None:
     """Four ops of 1 µs, 10 µs to launch each: the last one runs from 40 to 41."""
-    build = Builder()
-    value = build.input("x")
-    for number in range(4):
-        value = build.compute(f"op{number}", value)
-    program = build.output(value)
-    names = [f"op{number}" for number in range(4)]
+    program, names = Builder().chain(4)
     result = simulate(program, prices(program, dict.fromkeys(names, 1.0), launch_us=dict.fromkeys(names, 10.0)))
     assert (result.step_us, result.cpu_us, result.compute_us, result.idle_us) == (41, 40, 4, 37)
 
 
 def test_a_cpu_that_runs_ahead_costs_only_the_first_launch() -> None:
-    build = Builder()
-    value = build.input("x")
-    for number in range(4):
-        value = build.compute(f"op{number}", value)
-    program = build.output(value)
-    names = [f"op{number}" for number in range(4)]
+    program, names = Builder().chain(4)
     result = simulate(program, prices(program, dict.fromkeys(names, 10.0), launch_us=dict.fromkeys(names, 1.0)))
     assert result.step_us == 41
 
 
 def test_a_cpu_that_is_ahead_of_the_device_when_the_step_begins_is_late_only_for_what_is_left() -> None:
     """Four ops of 1 µs, 10 µs to launch each, 25 µs ahead: two are there at 0, the others come at 5 and 15."""
-    build = Builder()
-    value = build.input("x")
-    for number in range(4):
-        value = build.compute(f"op{number}", value)
-    program = build.output(value)
-    names = [f"op{number}" for number in range(4)]
+    program, names = Builder().chain(4)
     costs = prices(program, dict.fromkeys(names, 1.0), launch_us=dict.fromkeys(names, 10.0))
     result = simulate(program, replace(costs, cpu_ahead_us=25.0))
     assert (result.step_us, result.cpu_us, result.compute_us, result.idle_us) == (16, 15, 4, 12)
