@@ -26,6 +26,7 @@ from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
+from overlap_pass.rewrite.over_gloo import gather_by_base
 from overlap_pass.rewrite.places import give_places
 from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.rewrite.reshard import PartitionByBudget
@@ -101,6 +102,7 @@ class Compilation:
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         give_places(graph)
+        gather_by_base(graph)
         self.plans.append(plan)
         if roll_call.wanted():
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)

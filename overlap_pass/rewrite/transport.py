@@ -67,8 +67,8 @@ def copied(graph: fx.Graph, carriers: Carriers) -> set[str]:
     """
     found = set()
     for node, by_copy in _captured(graph, carriers):
-        *_, size, group_name = node.args
-        if by_copy and (node.target is _GATHER or carriers.exchanges(group_name, size, by_copy, halves=True)):
+        *_, size, _ = node.args
+        if by_copy and (node.target is _GATHER or carriers.exchanges(size, by_copy, halves=True)):
             found.add(node.name)
     return found
 
@@ -98,7 +98,7 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     dtype = _value(node).dtype
     known = reduce_op in ("avg", "sum") and dtype in _SUMMED and not others and wait.target is _WAIT
     halves = _value(gradient).itemsize < dtype.itemsize
-    if not known or not carriers.exchanges(group_name, size, by_copy, halves):
+    if not known or not carriers.exchanges(size, by_copy, halves):
         return
     how: tuple[Any, ...] = (Total(reduce_op == "avg", dtype).spec, size, group_name, by_copy, [])
     with graph.inserting_before(node):

@@ -54,7 +54,7 @@ class Carriers:
         """What decides besides the graph, for compile caches: the same model may find another machine the next time."""
         return repr((self.transport, self.reduction, *(_machine() if torch.cuda.is_available() else ())))
 
-    def exchanges(self, group_name: str, ranks: int, by_copy: bool, halves: bool) -> bool:
+    def exchanges(self, ranks: int, by_copy: bool, halves: bool) -> bool:
         """Whether a reduction sends gradients as they are and sums them where they arrive.
 
         Args:
@@ -62,17 +62,8 @@ class Carriers:
             halves: what is sent is narrower than what is summed.
         """
         if self.reduction == "auto":
-            return ranks == 2 and (by_copy or (halves and not _over_gloo(group_name)))
+            return ranks == 2 and (by_copy or halves)
         return self.reduction == "exchange"
-
-
-def _over_gloo(group_name: str) -> bool:
-    """Whether a group is gloo's, where ``"auto"`` leaves reductions as they are.
-
-    Ranks have crashed in gloo's own threads (a broken heap) where its all-to-all carried gradients; the cause is not known,
-    and on CPUs there is nothing to gain.
-    """
-    return str(dist.get_backend(_resolve_process_group(group_name))) == "gloo"
 
 
 def why_not_by_copy(group_name: str) -> str | None:

@@ -18,7 +18,11 @@ _FUNCTIONAL = torch.ops._c10d_functional
 def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str) -> list[Tensor]:
     """See :func:`overlap_pass.transport.copy_engine.start_gather`; no place is needed."""
     ranks = _resolve_process_group(group_name).size()
-    return [_FUNCTIONAL.all_gather_into_tensor(shard.to(dtype), ranks, group_name) for shard in shards]
+    started = []
+    for shard in shards:
+        gathered = shard.new_empty((shard.shape[0] * ranks, *shard.shape[1:]), dtype=dtype)
+        started.append(_FUNCTIONAL.all_gather_into_tensor_out(shard.to(dtype), ranks, group_name, out=gathered))
+    return started
 
 
 def start_exchange(gradients: Sequence[Tensor], total: Total, group_name: str) -> list[Tensor]:

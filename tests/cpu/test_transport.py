@@ -61,7 +61,7 @@ TARGETS = {
     "copies, one launch a parameter": {"gather_start", "exchange_start"},
     "ring, one launch a parameter": {"all_gather_into_tensor", "reduce_scatter_tensor"},
     "exchange": {"all_gather_into_tensor", "exchange_start"},
-    "by itself": {"all_gather_into_tensor", "reduce_scatter_tensor"},
+    "by itself": {"all_gather_into_tensor", "exchange_start", "reduce_scatter_tensor"},
 }
 
 

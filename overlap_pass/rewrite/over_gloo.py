@@ -1,0 +1,44 @@
+"""All-gathers over gloo, by the one of its two ways that does not break the heap."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.fx as fx
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from overlap_pass.transport import ops
+
+__all__ = ["gather_by_base"]
+
+_FUNCTIONAL = torch.ops._c10d_functional
+_REPLACED = {
+    _FUNCTIONAL.all_gather_into_tensor.default: ops.GATHER_START,
+    _FUNCTIONAL.all_gather_into_tensor_coalesced.default: ops.GATHER_START_COALESCED,
+}
+
+
+def gather_by_base(graph: fx.Graph) -> None:
+    """Have all-gathers over gloo, in place, use what ``dist.all_gather_into_tensor`` uses.
+
+    The functional all-gather goes through ``ProcessGroupGloo.allgather_into_tensor_coalesced``. With a second collective under
+    way that one corrupts the heap now and then (torch 2.11 and 2.13); ``_allgather_base``, which eager FSDP2 uses, does not.
+    See ``docs/transport.md``.
+    """
+    for node in list(graph.nodes):
+        if node.target not in _REPLACED or not _over_gloo(node):
+            continue
+        sent, ranks, group_name = node.args
+        value = node.meta["val"]
+        dtype = (value[0] if isinstance(value, (list, tuple)) else value).dtype
+        with graph.inserting_before(node):
+            start = graph.call_function(_REPLACED[node.target], (sent, dtype, ranks, group_name, []))
+        start.meta = dict(node.meta)
+        node.replace_all_uses_with(start)
+        graph.erase_node(node)
+
+
+def _over_gloo(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    device = (value[0] if isinstance(value, (list, tuple)) else value).device
+    return device.type == "cpu" and "cpu:gloo" in dist.get_backend_config(_resolve_process_group(node.args[-1]))
