@@ -14,6 +14,7 @@ import torch.fx as fx
 from compile_backends import roll_call
 from compile_backends.identity import capture_digest, place_in_world, rank_of_world, source_digest
 from compile_backends.modes import records_graphs
+from compile_backends.trail import with_trail
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import PlanError
@@ -123,8 +124,11 @@ class Compilation:
         return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
 
     def guarded(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """The code of the graph planned last, behind a comparison of ranks where one is wanted."""
-        return run if self.call is None else roll_call.with_roll_call(run, self.call)
+        """The code of the graph planned last; where debugging is wanted behind a comparison of ranks, and watched."""
+        if self.call is None:
+            return run
+        watched = with_trail(run, self.call.graph, self.call.lines, roll_call.limit_s())
+        return roll_call.with_roll_call(watched, self.call)
 
     def _save(self, folder: Path, program: Program, plan: Plan) -> None:
         """Beside the plans of other graphs that are there already."""

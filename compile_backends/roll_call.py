@@ -27,7 +27,7 @@ from overlap_pass.errors import OptionError, RanksDiffer
 from overlap_pass.graph.targets import group_of
 from overlap_pass.schedule.skeleton import difference, hash_of
 
-__all__ = ["Call", "communicators", "wanted", "with_roll_call"]
+__all__ = ["Call", "communicators", "limit_s", "wanted", "with_roll_call"]
 
 SWITCH, LIMIT = "OVERLAP_PASS_DEBUG", "OVERLAP_PASS_DEBUG_TIMEOUT_S"
 
@@ -108,7 +108,7 @@ def _compare(call: Call, group: str) -> None:
     if theirs is None:
         late = [rank for rank in members if not store.check([f"{group}/{run}/{rank}"])]
         raise RanksDiffer(
-            f"{where}: rank {me} has waited {_limit_s():g} s for rank {neighbour}. Not there yet: "
+            f"{where}: rank {me} has waited {limit_s():g} s for rank {neighbour}. Not there yet: "
             f"{', '.join(map(str, late))} of {len(members)} ranks. They run fewer graphs, still compile, or have ended; "
             f"{LIMIT} sets how long to wait"
         )
@@ -124,7 +124,7 @@ def _compare(call: Call, group: str) -> None:
 
 def _read(store: Any, key: str) -> str | None:
     """The value once it is there, ``None`` if it does not come in time. Never blocks in the store, which others use too."""
-    deadline = time.monotonic() + _limit_s()
+    deadline = time.monotonic() + limit_s()
     for tries in itertools.count():
         if store.check([key]):
             return str(store.get(key).decode())
@@ -134,12 +134,17 @@ def _read(store: Any, key: str) -> str | None:
     return None
 
 
-def _limit_s() -> float:
+def limit_s() -> float:
+    """How long a rank is waited for, and a step may take before it is called overdue.
+
+    Raises:
+        OptionError: what the environment says is no number of seconds above 0.
+    """
     text = os.environ.get(LIMIT, "")
     try:
-        limit_s = float(text) if text else _DEFAULT_LIMIT_S
+        seconds = float(text) if text else _DEFAULT_LIMIT_S
     except ValueError:
-        limit_s = -1.0
-    if limit_s <= 0:
+        seconds = -1.0
+    if seconds <= 0:
         raise OptionError(f"{LIMIT}={text!r} is no number of seconds above 0")
-    return limit_s
+    return seconds

@@ -88,9 +88,23 @@ def one_rank_is_missing() -> str:
     return str(caught.value)
 
 
+def a_graph_that_raises(backend: str) -> str:
+    """What an error in the middle of a graph says besides: the second of two layers looks up a row that is not there."""
+    model = fully_shard_each(nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), NoSuchRow(), nn.Linear(4, 4)))
+    with debugging(), no_compile_cache(), pytest.raises((IndexError, RuntimeError)) as caught:
+        torch.compile(model, backend=backend, options={"coalesce": "off"})(torch.zeros(2, dtype=torch.int64))
+    return "\n".join(caught.value.__notes__)
+
+
+class NoSuchRow(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.index_select(0, (rows[:, 0] * 0 + 9).long())
+
+
 def fully_shard_each(model: nn.Sequential) -> nn.Sequential:
     for layer in model:
-        fully_shard(layer)
+        if list(layer.parameters()):
+            fully_shard(layer)
     return fully_shard(model)
 
 
@@ -101,6 +115,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "different, eager": partial(in_different_orders, "overlap_eager"),
     "different, inductor": partial(in_different_orders, "overlap"),
     "the same, inductor": inductor_in_one_order,
+    "raises, eager": partial(a_graph_that_raises, "overlap_eager"),
+    "raises, inductor": partial(a_graph_that_raises, "overlap"),
     "missing": one_rank_is_missing,
 }
 TRAINED = [name for name in CASES if name.partition(",")[0] in (*ROWS, "compared")]
@@ -146,3 +162,10 @@ def test_a_rank_that_does_not_come_is_named(outcomes: dict[str, Outcome]) -> Non
     message, _ = outcomes["missing"].values()
     assert "rank 0 has waited 0.2 s for rank 1" in message
     assert "Not there yet: 1 of 2 ranks" in message
+
+
+@pytest.mark.parametrize("lowering", ["eager", "inductor"])
+def test_a_graph_that_raises_says_how_far_it_came(lowering: str, outcomes: dict[str, Outcome]) -> None:
+    for note in outcomes[f"raises, {lowering}"].values():
+        assert "graph 'forward': launched 5 of 5, last #5 (all_gather on g0 (2 ranks): 16 B float32, 3.bias)" in note
+        assert note.endswith("3 waits passed, last for #3 (all_gather on g0 (2 ranks): 16 B float32, 1.bias)")
