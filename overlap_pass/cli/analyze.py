@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlap_pass.traces.capture import Capture
     from overlap_pass.traces.figures import Analysis
 
-__all__ = ["add_parser", "analyze_files", "run"]
+__all__ = ["add_parser", "analyze_files", "check_files", "run", "write_file"]
 
 _QUIET_S = 2.0
 """Nothing is said of what takes less."""
@@ -47,9 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     from overlap_pass.report import analysis, analysis_terminal
 
-    for output in (args.html, args.perfetto):
-        if output is not None and not output.parent.is_dir():
-            raise OptionError(f"{output}: there is no folder {output.parent}")
+    check_files(args.html, args.perfetto)
     if args.tensorboard is not None:
         from overlap_pass.report import analysis_tensorboard
 
@@ -61,6 +59,15 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(analysis_terminal.render(report, width=width(140), colour=colour()))
     _write(args, report)
     return 0
+
+
+def check_files(*outputs: Path | None) -> None:
+    """Refuse what cannot be written before anything is read."""
+    for output in outputs:
+        if output is not None and not output.parent.is_dir():
+            raise OptionError(f"{output}: there is no folder {output.parent}")
+        if output is not None and output.is_dir():
+            raise OptionError(f"{output}: is a folder: name a file in it")
 
 
 def analyze_files(names: Sequence[str]) -> Analysis:
@@ -107,11 +114,11 @@ def _write(args: argparse.Namespace, report: AnalysisReport) -> None:
     if args.html is not None:
         from overlap_pass.report import analysis_html
 
-        _write_file(args.html, analysis_html.render(report), "open it in a browser")
+        write_file(args.html, analysis_html.render(report), "open it in a browser")
     if args.perfetto is not None:
         from overlap_pass.report import analysis_perfetto
 
-        _write_file(args.perfetto, analysis_perfetto.render(report), "open it in ui.perfetto.dev beside the trace")
+        write_file(args.perfetto, analysis_perfetto.render(report), "open it in ui.perfetto.dev beside the trace")
     if args.tensorboard is not None:
         from overlap_pass.report import analysis_tensorboard
 
@@ -119,7 +126,8 @@ def _write(args: argparse.Namespace, report: AnalysisReport) -> None:
         print(f"{args.tensorboard}: tensorboard --logdir {args.tensorboard}", file=sys.stderr)
 
 
-def _write_file(path: Path, content: str, hint: str) -> None:
+def write_file(path: Path, content: str, hint: str) -> None:
+    """Writes a page, and says on stderr what to do with it."""
     try:
         path.write_text(content, encoding="utf-8")
     except OSError as error:

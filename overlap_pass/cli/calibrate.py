@@ -27,13 +27,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             "overlap_pass calibrate --output mine.toml"
         ),
     )
-    parser.add_argument("--output", type=Path, required=True, help="hardware file to write (.toml)")
-    parser.add_argument("--base", help="hardware name or file for what is not measured (by the name of the GPU)")
-    parser.add_argument("--mesh", default="", help="measure the groups of a device mesh too, such as 2x4")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="hardware file to write (.toml)")
+    parser.add_argument(
+        "--base", metavar="NAME", help="hardware name or file for what is not measured (default: by the GPU's name)"
+    )
+    parser.add_argument(
+        "--mesh", default="", metavar="SHAPE", help="measure the groups of a device mesh too, such as 2x4"
+    )
     parser.add_argument(
         "--from-trace", nargs="+", metavar="TRACE", help="fit to profiler traces instead: files, globs or folders"
     )
-    parser.add_argument("--gpus-per-node", type=int, default=8, help="with --from-trace: GPUs that share the fast link")
+    parser.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=8,
+        metavar="N",
+        help="with --from-trace: GPUs that share the fast link (%(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print every measured time and the model's as JSON")
     parser.set_defaults(run=run)
 

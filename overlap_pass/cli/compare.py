@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_pass.cli.looks import colour, width
-from overlap_pass.errors import OptionError
 
 if TYPE_CHECKING:
     from overlap_pass.report.analysis_difference import Difference
@@ -33,12 +32,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from overlap_pass.cli.analyze import analyze_files
+    from overlap_pass.cli.analyze import analyze_files, check_files, write_file
     from overlap_pass.report import html, terminal
     from overlap_pass.report.analysis_difference import difference
 
-    if args.html is not None and not args.html.parent.is_dir():
-        raise OptionError(f"{args.html}: there is no folder {args.html.parent}")
+    check_files(args.html)
     found = difference(analyze_files([args.before]), analyze_files([args.after]))
     if args.json:
         print(json.dumps(found.to_json(), indent=1, allow_nan=False, ensure_ascii=False))
@@ -46,11 +44,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(terminal.render(found.comparison, width=width(140), colour=colour()))
         _print_joined(found)
     if args.html is not None:
-        try:
-            args.html.write_text(html.render(found.comparison), encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"{args.html}: cannot be written ({error.strerror or error})") from error
-        print(f"{args.html}: open it in a browser", file=sys.stderr)
+        write_file(args.html, html.render(found.comparison), "open it in a browser")
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_pass.cli.looks import colour, width
+from overlap_pass.cli.planned import check_output
 from overlap_pass.errors import OptionError
 
 if TYPE_CHECKING:
@@ -31,15 +32,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     parser.add_argument(
-        "--model", default="bench-2b", help="model to plan: bench-1b, bench-2b, llama3-8b (%(default)s)"
+        "--model", default="bench-2b", metavar="NAME", help="model to plan: bench-1b, bench-2b, llama3-8b (%(default)s)"
     )
-    parser.add_argument("--world", type=int, default=8, help="ranks to plan for (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens per rank and step (%(default)s)")
-    parser.add_argument("--hardware", "--gpu", default="h100", help="hardware name or TOML file (%(default)s)")
-    parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
-    parser.add_argument("--memory-budget", "--budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
+    parser.add_argument("--world", type=int, default=8, metavar="N", help="ranks to plan for (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="tokens per rank and step (%(default)s)")
     parser.add_argument(
-        "--output", type=Path, default=Path("overlap-pass-demo.html"), help="page to write (%(default)s)"
+        "--hardware", "--gpu", default="h100", metavar="NAME", help="hardware name or TOML file (%(default)s)"
+    )
+    parser.add_argument("--strategy", metavar="SPEC", help="strategy spec, such as 'latest_start'")
+    parser.add_argument(
+        "--memory-budget", "--budget", metavar="SIZE", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("overlap-pass-demo.html"),
+        metavar="FILE",
+        help="page to write (%(default)s)",
     )
     parser.add_argument("--skip-training", action="store_true", help="only plan")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
@@ -71,8 +80,7 @@ def _check(args: argparse.Namespace) -> None:
     for name, least in (("world", 2), ("tokens", 1)):
         if getattr(args, name) < least:
             raise OptionError(f"--{name}={getattr(args, name)} is too small: at least {least}")
-    if not args.output.absolute().parent.is_dir():
-        raise OptionError(f"--output={args.output}: the folder {args.output.absolute().parent} does not exist")
+    check_output(args.output, (".html",))
     Config.from_options(_options(args))
     from overlap_pass.profiling.llama import preset  # imports torch, so after everything that does not need it
 

@@ -36,10 +36,20 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_REFUSED, f"overlap-pass: error: {message} (see {self.prog} --help)\n")
 
 
+class _Help(argparse.HelpFormatter):
+    """Leaves room for the names of commands, whose indentation argparse forgets where it measures them."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            self._action_max_length += self._indent_increment
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every command in it."""
     parser = _Parser(
         prog="overlap-pass",
+        formatter_class=_Help,
         description="Overlap FSDP collectives with compute: see what it would give, prove it, use it.",
         epilog=(
             "Results go to stdout, progress and errors to stderr. Exit codes: 0 done; 1 the answer is no, or an unexpected "
@@ -59,7 +69,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code and lets nothing but ``SystemExit`` of the parser through."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        # argparse would point to the help of all commands, which does not list the options of this one.
+        parser.exit(
+            EXIT_REFUSED,
+            f"overlap-pass: error: {' '.join(unknown)} is not known (see overlap-pass {args.command} --help)\n",
+        )
     try:
         code: int = args.run(args)
         sys.stdout.flush()

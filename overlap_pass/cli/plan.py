@@ -21,14 +21,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     add_model(parser)
-    parser.add_argument("--world", type=int, default=8, help="ranks (%(default)s)")
-    parser.add_argument("--tokens", type=int, help="tokens per rank and step (presets: 8192)")
+    parser.add_argument("--world", type=int, default=8, metavar="N", help="ranks (%(default)s)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens per rank and step (presets: 8192)")
     parser.add_argument(
-        "--budget", "--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'"
+        "--budget",
+        "--memory-budget",
+        metavar="SIZE",
+        help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'",
     )
     add_reshard(parser)
-    parser.add_argument("--transport", help="'nccl', or 'copy_engine' for groups within one box of GPUs")
-    parser.add_argument("--reduction", help="'ring', or 'exchange': gradients are sent as they are, summed on arrival")
+    parser.add_argument("--transport", metavar="nccl|copy_engine", help="copy_engine for groups within one box of GPUs")
+    parser.add_argument(
+        "--reduction", metavar="ring|exchange", help="with exchange gradients are sent as they are, summed on arrival"
+    )
     add_output(parser, "page to write: .html with both timelines, or .json")
     parser.set_defaults(run=run)
 

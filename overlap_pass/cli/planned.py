@@ -25,19 +25,23 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="a preset (bench-1b, bench-2b, llama3-8b), package.module:build or file.py:build (%(default)s)",
     )
-    parser.add_argument("--gpu", "--hardware", default="h100", help="hardware name or TOML file (%(default)s)")
-    parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
-    parser.add_argument("--coalesce", help="'auto', 'off' or bytes of a coalesced launch")
+    parser.add_argument(
+        "--gpu", "--hardware", default="h100", metavar="NAME", help="hardware name or TOML file (%(default)s)"
+    )
+    parser.add_argument("--strategy", metavar="SPEC", help="strategy spec, such as 'latest_start'")
+    parser.add_argument("--coalesce", metavar="SIZE", help="'auto', 'off' or bytes of a coalesced launch")
 
 
 def add_reshard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--reshard", help="'user', or 'auto': the budget decides which gathered parameters stay for backward"
+        "--reshard",
+        metavar="user|auto",
+        help="with auto the budget decides which gathered parameters stay for backward",
     )
 
 
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--output", type=Path, help=f"{what}")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 

@@ -31,10 +31,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     add_model(parser)
-    parser.add_argument("--world", type=int, default=8, help="ranks (%(default)s)")
-    parser.add_argument("--tokens", type=int, help="tokens per rank and step (presets: 8192)")
+    parser.add_argument("--world", type=int, default=8, metavar="N", help="ranks (%(default)s)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens per rank and step (presets: 8192)")
     parser.add_argument(
-        "--budget", "--memory-budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'"
+        "--budget",
+        "--memory-budget",
+        metavar="SIZE",
+        help="bound on the peak: '60GiB', '+2GiB', '1.05x', 'fsdp2', 'unlimited'",
     )
     add_reshard(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")

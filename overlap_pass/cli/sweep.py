@@ -32,12 +32,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     add_model(parser)
-    parser.add_argument("--world", default="8", help="ranks, as a list: 8,64,256 (%(default)s)")
+    parser.add_argument("--world", default="8", metavar="LIST", help="ranks, as a list: 8,64,256 (%(default)s)")
     parser.add_argument(
-        "--tokens", default="1024,2048,4096,8192,16384", help="tokens per rank, as a list (%(default)s)"
+        "--tokens",
+        default="1024,2048,4096,8192,16384",
+        metavar="LIST",
+        help="tokens per rank, as a list (%(default)s)",
     )
     parser.add_argument(
-        "--budget", "--memory-budget", default="fsdp2", help="budgets, as a list: fsdp2,60GiB (%(default)s)"
+        "--budget",
+        "--memory-budget",
+        default="fsdp2",
+        metavar="LIST",
+        help="budgets, as a list: fsdp2,60GiB (%(default)s)",
     )
     add_reshard(parser)
     add_output(parser, "page to write: .html with the chart, or .json")

@@ -29,9 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             "train.py:make_step"
         ),
     )
-    parser.add_argument("target", help="file.py:function that returns (model, step, data)")
+    parser.add_argument("target", metavar="TARGET", help="file.py:function that returns (model, step, data)")
     parser.add_argument(
         "--against",
+        metavar="LIST",
         default="as-written,fsdp2,fsdp2-compile",
         help=(
             "systems to compare with: as-written, fsdp2, fsdp2-compile, torch-overlap, torch-manual, compute-only "
@@ -39,22 +40,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="argument for the function")
-    parser.add_argument("--strategy", help="strategy spec, such as 'latest_start'")
-    parser.add_argument("--memory-budget", "--budget", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …")
-    parser.add_argument("--hardware", "--gpu", help="hardware name or TOML file that costs are taken from")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="any option of the backend")
-    parser.add_argument("--rounds", type=int, default=6, help="alternating blocks (%(default)s)")
-    parser.add_argument("--steps", type=int, default=4, help="steps in a block (%(default)s)")
+    parser.add_argument("--strategy", metavar="SPEC", help="strategy spec, such as 'latest_start'")
     parser.add_argument(
-        "--profiled", type=int, default=4, help="profiled steps of each system, 0 for none (%(default)s)"
+        "--memory-budget", "--budget", metavar="SIZE", help="bound on the peak: '60GiB', '+2GiB', '1.05x', …"
+    )
+    parser.add_argument(
+        "--hardware", "--gpu", metavar="NAME", help="hardware name or TOML file that costs are taken from"
+    )
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="any option of the backend")
+    parser.add_argument("--rounds", type=int, default=6, metavar="N", help="alternating blocks (%(default)s)")
+    parser.add_argument("--steps", type=int, default=4, metavar="N", help="steps in a block (%(default)s)")
+    parser.add_argument(
+        "--profiled", type=int, default=4, metavar="N", help="profiled steps of each system, 0 for none (%(default)s)"
     )
     parser.add_argument(
         "--rehearse",
         action="store_true",
         help="where there is no GPU, try the script on CPUs over gloo; times mean nothing then",
     )
-    parser.add_argument("--output", type=Path, help="page (.html) with the timelines of baseline and schedule")
-    parser.add_argument("--record", type=Path, help="JSON file for all figures")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="page (.html) with the timelines of baseline and schedule"
+    )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="JSON file for all figures")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.set_defaults(run=run)
 

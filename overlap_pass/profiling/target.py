@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from overlap_pass.errors import OptionError
+from torch.distributed.device_mesh import DeviceMesh
+
+from overlap_pass.errors import CaptureError, OptionError, OverlapPassError
 from overlap_pass.profiling.llama import preset
+from overlap_pass.profiling.scripts import function_of
 from overlap_pass.profiling.trace_plan import Build, llama_step
 
 __all__ = ["build_of"]
@@ -27,38 +28,43 @@ def build_of(target: str, *, tokens: int | None) -> Build:
 
     Raises:
         OptionError: no such preset, module, file or function; or ``tokens`` for a function that does not take it.
+        CaptureError: from what is returned, where the function itself raises.
     """
     if ":" not in target:
         preset(target)
         return llama_step(target, 8192 if tokens is None else tokens)
     place, _, name = target.rpartition(":")
-    module = _from_file(target, Path(place)) if place.endswith(".py") else _from_path(target, place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise OptionError(f"model={target!r}: {place!r} defines no function {name!r}")
+    named = f"model={target!r}"
+    function = function_of(place, name, named=named) if place.endswith(".py") else _of_module(place, name, named)
     if tokens is None:
-        return function  # type: ignore[no-any-return]
+        return _blamed(function, named)
     if "tokens" not in inspect.signature(function).parameters:
-        raise OptionError(f"model={target!r}: {name} has no parameter 'tokens', so its tokens cannot be set")
+        raise OptionError(f"{named}: {name} has no parameter 'tokens', so its tokens cannot be set")
+    return _blamed(partial(function, tokens=tokens), named)
 
-    def build(mesh: Any) -> Any:
-        return function(mesh, tokens=tokens)
+
+def _blamed(function: Callable[..., Any], named: str) -> Build:
+    """The same function, whose errors say that they are its own."""
+
+    def build(mesh: DeviceMesh) -> Any:
+        try:
+            return function(mesh)
+        except OverlapPassError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"{named}: called with the mesh it raised {type(error).__name__}: {error} (--debug shows where)"
+            ) from error
 
     return build
 
 
-def _from_path(target: str, place: str) -> ModuleType:
+def _of_module(place: str, name: str, named: str) -> Callable[..., Any]:
     try:
-        return importlib.import_module(place)
+        module = importlib.import_module(place)
     except ModuleNotFoundError as error:
-        raise OptionError(f"model={target!r}: {error}") from error
-
-
-def _from_file(target: str, file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"overlap_pass_model_{file.stem}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise OptionError(f"model={target!r}: there is no file {str(file)!r}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+        raise OptionError(f"{named}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise OptionError(f"{named}: {place!r} defines no function {name!r}")
+    return function  # type: ignore[no-any-return]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from overlap_pass.errors import OptionError
+from overlap_pass.profiling.scripts import function_of
 
 __all__ = ["MakeStep", "Step", "Workload", "load_make_step"]
 
@@ -58,19 +56,5 @@ def load_make_step(target: str, arguments: dict[str, Any] | None = None) -> Make
     path, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         raise OptionError(f"{target!r} is no step: write path/to/train.py:function")
-    file = Path(path)
-    if not file.is_file():
-        raise OptionError(f"{target!r}: there is no file {path!r}")
-    spec = importlib.util.spec_from_file_location(f"overlap_pass_workload_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise OptionError(f"{target!r}: {path!r} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        raise OptionError(f"{target!r}: {path!r} cannot be loaded: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise OptionError(f"{target!r}: {path!r} defines no function {name!r}")
+    function = function_of(path, name, named=repr(target))
     return lambda: function(**(arguments or {}))

@@ -32,6 +32,7 @@ UNEQUAL = TrainingReport((5.5, 5.25), (5.5, 5.125), gradients=8, differing=("hea
         (["--hardware", "h101"], "hardware='h101' is not known"),
         (["--model", "bench-3b"], "model='bench-3b' is no preset: did you mean"),
         (["--output", "no/such/folder/page.html"], "--output=no/such/folder/page.html: the folder"),
+        (["--output", "page.pdf"], "--output=page.pdf must end in .html"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_trained(arguments, message, capsys, monkeypatch):

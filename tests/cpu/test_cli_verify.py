@@ -66,7 +66,7 @@ def test_arguments_reach_the_users_function(tmp_path) -> None:
     assert load_make_step(f"{script}:make_step", {"tokens": 7})()[2] == (7,)
 
 
-@pytest.mark.parametrize("content", ["def make_step(:\n", "import there_is_no_such_module\n"])
+@pytest.mark.parametrize("content", ["def make_step(:\n", "import there_is_no_such_module\n", "1 / 0\n"])
 def test_a_script_that_cannot_be_loaded_is_named(tmp_path, content) -> None:
     script = tmp_path / "train.py"
     script.write_text(content)

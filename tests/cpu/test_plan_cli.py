@@ -7,7 +7,7 @@ import json
 import pytest
 
 from overlap_pass.cli.main import main
-from overlap_pass.errors import OptionError
+from overlap_pass.errors import CaptureError, OptionError
 from overlap_pass.profiling.target import build_of
 from overlap_pass.report import jsonfile
 
@@ -127,3 +127,11 @@ def test_what_stays_by_budget_goes_for_all_strategies(own, capsys) -> None:
 def test_what_is_no_model_is_named(own, target, tokens, message) -> None:
     with pytest.raises(OptionError, match=message):
         build_of(target.format(own=own), tokens=tokens)
+
+
+def test_a_model_that_cannot_be_built_is_named_with_what_it_raised(tmp_path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("def build(mesh):\n    raise KeyError('width')\n")
+    build = build_of(f"{script}:build", tokens=None)
+    with pytest.raises(CaptureError, match=r"mine\.py:build': called with the mesh it raised KeyError: 'width'"):
+        build(None)

@@ -363,6 +363,7 @@ def test_the_log_folder_holds_our_figures_for_tensorboard(tmp_path: Path) -> Non
         (["{folder}/absent.json"], "no such file"),
         (["{folder}"], "holds no .json"),
         (["{folder}/rank0.json", "--html", "{folder}/none/page.html"], "there is no folder"),
+        (["{folder}/rank0.json", "--html", "{folder}"], "is a folder: name a file in it"),
     ],
 )
 def test_bad_input_is_one_line(

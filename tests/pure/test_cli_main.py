@@ -74,6 +74,7 @@ def test_an_interrupt_is_quiet_and_130(run, capsys):
     [
         ([], "the following arguments are required: COMMAND (see overlap-pass --help)"),
         (["dem"], "invalid choice: 'dem'"),
+        (["doctor", "--jsn"], "--jsn is not known (see overlap-pass doctor --help)"),
         (["demo", "--world", "many"], "argument --world: invalid int value: 'many' (see overlap-pass demo --help)"),
     ],
 )
@@ -126,6 +127,26 @@ def test_every_command_that_answers_can_answer_in_json():
     [commands] = [action.choices for action in frame.build_parser()._actions if action.dest == "command"]
     flags = {name: set(parser._option_string_actions) for name, parser in commands.items()}
     assert {name for name in flags if "--json" not in flags[name]} == {"completion"}
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_help_of_every_command_keeps_to_the_terminal_and_names_what_values_are(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    [commands] = [action.choices for action in frame.build_parser()._actions if action.dest == "command"]
+    for parser in commands.values():
+        text = parser.format_help()
+        assert max(map(len, text.splitlines())) <= int(columns)
+        valued = [action for action in parser._actions if action.option_strings and action.nargs != 0]
+        assert all(action.metavar for action in valued), text
+
+
+def test_the_name_of_a_command_and_what_it_does_begin_on_one_line(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    lines = frame.build_parser().format_help().splitlines()
+    names = [module.__name__.rpartition(".")[2] for module in frame.COMMANDS]
+    assert [
+        line.split()[0] for line in lines if line.startswith("    ") and len(line.split()) > 1 and line[4] != " "
+    ] == names
 
 
 def test_help_says_what_the_exit_codes_mean(capsys):
