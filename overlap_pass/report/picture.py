@@ -24,10 +24,11 @@ _NAMED_PX = 62
 _STYLE = """
   text { font: 12px system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; fill: #1c2126 }
   .caption { font-weight: 600; font-size: 13px } .muted { fill: #5f6872 } .inside { fill: #ffffff; font-size: 11px }
-  .track { fill: #f1f2f3 } .rule { stroke: #dcdfe2 } .compute { fill: #40618b } .communication { fill: #9cc7bf }
+  .paper { fill: #ffffff } .track { fill: #f1f2f3 } .rule { stroke: #dcdfe2 } .compute { fill: #40618b } .communication { fill: #9cc7bf }
   .copy { fill: #d1a33c } .exposed { fill: url(#hatch) } .hatch { fill: #c9243b } .hatch + path { stroke: #f0a3ad }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e5e8ea } .muted { fill: #98a2ab } .inside { fill: #0d1721 } .track { fill: #21262b } .rule { stroke: #2d343a }
+    text { fill: #e5e8ea } .muted { fill: #98a2ab } .inside { fill: #0d1721 } .paper { fill: #171b1f } .track { fill: #21262b }
+    .rule { stroke: #2d343a }
     .compute { fill: #7c9dc7 } .communication { fill: #2b6570 } .hatch { fill: #ff7a8a } .hatch + path { stroke: #7d1626 }
   }
 """
@@ -35,6 +36,8 @@ _HATCH = (
     '<pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect class="hatch" width="6" height="6"/><path d="M0 0V6" stroke-width="2"/></pattern>'
 )
+_PAPER = '<rect class="paper" width="100%" height="100%" rx="6"/>'
+"""A page may be dark while the system is light, or the other way round: the picture brings what it is drawn on."""
 
 
 def render(timelines: Sequence[tuple[str, Timeline]], *, alt: str) -> str:
@@ -54,7 +57,7 @@ def render(timelines: Sequence[tuple[str, Timeline]], *, alt: str) -> str:
     size = f'viewBox="0 0 {_WIDTH} {top + _AXIS}" width="{_WIDTH}" height="{top + _AXIS}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(alt)}">\n<title>{escape(alt)}</title>\n'
-        f"<style>{_STYLE}</style>\n<defs>{_HATCH}</defs>\n{''.join(parts)}</svg>\n"
+        f"<style>{_STYLE}</style>\n<defs>{_HATCH}</defs>\n{_PAPER}\n{''.join(parts)}</svg>\n"
     )
 
 
