@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import re
 import subprocess
 import sys
 import time
 
 import pytest
+import torch
 import torch.multiprocessing as mp
 
 from overlap_pass.cli import demo, demo_training
@@ -16,6 +19,7 @@ from overlap_pass.cli.demo_training import RANKS, STEPS, TrainingReport
 from overlap_pass.cli.main import main
 from overlap_pass.errors import CaptureError
 from overlap_pass.profiling.llama import PRESETS, Llama
+from tests.checks.sources import ROOT
 from tests.pure.comparisons import predicted
 
 EQUAL = TrainingReport((5.5, 5.25), (5.5, 5.25), gradients=8, differing=())
@@ -126,3 +130,24 @@ def test_the_whole_demo_on_a_small_model(tmp_path):
     assert printed["comparison"]["after"]["predicted"]
     assert f"training, backend overlap: step {STEPS} of {STEPS}" in done.stderr.splitlines()
     assert "<html" in page.read_text()
+
+
+README = ROOT / "README.md"
+PRINTED = re.compile(r"(?<=^```text\n)small Llama on.*?\n(?=```$)", re.DOTALL | re.MULTILINE)
+PINNED = re.search(r"^torch==(\S+)$", (ROOT / "requirements-ci.txt").read_text("utf-8"), re.MULTILINE)[1]
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(PINNED), reason=f"the README shows torch {PINNED}")
+def test_the_readme_shows_what_the_demo_prints(tmp_path, golden):
+    """The plan to the letter. Losses are those of one kind of CPU, so of them only the words around are compared."""
+    command = [sys.executable, "-m", "overlap_pass", "demo", "--skip-training"]
+    plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
+    done = subprocess.run(command, cwd=tmp_path, env=plain, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    page = README.read_text("utf-8")
+    losses = [tuple(map(float, row)) for row in re.findall(r"^ +\d  +(\d\.\d+)  +(\d\.\d+)$", page, re.MULTILINE)]
+    eager, overlap = zip(*losses, strict=True)
+    gradients = RANKS * STEPS * len(list(Llama(PRESETS["tiny"]).parameters()))
+    training = demo._training_text(TrainingReport(eager, overlap, gradients=gradients, differing=()))
+    assert len(losses) == STEPS
+    golden(README, PRINTED.sub(lambda _: f"{training}\n\n{done.stdout}", page))
