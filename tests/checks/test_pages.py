@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 from dataclasses import fields
@@ -38,6 +39,48 @@ def test_every_option_of_the_backend_has_a_section_and_a_row():
     assert set(sections("options.md")) == names
     page = (DOCS / "options.md").read_text("utf-8")
     assert {name for name in names if f"| [`{name}`](#{name}) |" not in page} == set()
+
+
+def rows_of_options() -> dict[str, tuple[str, str]]:
+    """Option → what the table says of its default and of what is accepted."""
+    page = (DOCS / "options.md").read_text("utf-8")
+    rows = re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.+?) \| (.+) \|$", page, re.MULTILINE)
+    return {name: (default, accepted) for name, default, accepted in rows}
+
+
+def test_the_default_on_the_page_of_options_is_the_one_in_force():
+    for name, (default, _) in rows_of_options().items():
+        if default == "none":
+            assert getattr(Config(), name) in (None, ()), name
+        else:
+            assert Config.from_options({name: ast.literal_eval(default.strip("`"))}) == Config(), name
+
+
+def test_what_the_page_of_options_says_is_accepted_is_accepted():
+    """All of it that is a value to be written, and not a pattern or a description."""
+    tried = [
+        (name, ast.literal_eval(value))
+        for name, (_, accepted) in rows_of_options().items()
+        for value in re.findall(r"`([^`]+)`", accepted)
+        if value.startswith(('"', "[")) and name != "strategy"
+    ]
+    assert len(tried) > 25
+    for name, value in tried:
+        Config.from_options({name: value})
+
+
+def test_every_option_is_read_by_the_backend():
+    """By itself, or through the property of the options that it is part of."""
+    through = {"hardware": "hardware_for"} | dict.fromkeys(
+        ("coalesce", "launch_order", "communicators_in_flight"), "launches"
+    )
+    read = {
+        node.attr
+        for path in (ROOT / "compile_backends").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("config", "_config")
+    }
+    assert {field.name for field in fields(Config) if through.get(field.name, field.name) not in read} == set()
 
 
 def test_the_page_of_options_names_every_strategy_and_hardware():

@@ -26,6 +26,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
     assert done.returncode == 0, done.stderr + done.stdout
     assert (tmp_path / "site" / "quickstart.zh" / "index.html").exists()
+    own = (tmp_path / "site" / "own-strategy" / "index.html").read_text("utf-8")
+    assert "overlap_pass.schedule.placement" in own, "the file that the page includes is not in it"
 
 
 def test_every_strategy_has_a_page_and_every_page_a_place():

@@ -13,6 +13,7 @@ from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.errors import HardwareError, OptionError
 from overlap_pass.memory.budget import Absolute, Fsdp2
 from overlap_pass.registry import parse, spec
+from overlap_pass.schedule.launches import Launches
 
 
 def test_no_options_are_the_documented_defaults():
@@ -42,6 +43,11 @@ def test_every_option_is_read():
     assert config.report == Path("out/overlap.html")
     assert config.fsdp is FsdpMode.ERROR
     assert config.coalesce == 64 * 2**20
+
+
+def test_what_is_said_of_launches_is_handed_on_together():
+    said = Config.from_options({"coalesce": "64MiB", "communicators_in_flight": 2}).launches
+    assert said == Launches(64 * 2**20, "agreed", 2)
 
 
 def test_an_option_set_to_none_keeps_its_default():
@@ -151,6 +157,10 @@ def test_the_digest_is_that_of_the_meaning_and_not_of_the_spelling():
         {"launch_order": "free"},
         {"communicators_in_flight": 2},
         {"pure_namespaces": ["mylib"]},
+        {"transport": "nccl"},
+        {"reduction": "ring"},
+        {"reshard": "auto"},
+        {"mode": "reduce-overhead"},
     ],
 )
 def test_whatever_can_change_a_plan_changes_the_digest(options):
