@@ -124,6 +124,8 @@ def _write(args: argparse.Namespace, report: AnalysisReport) -> None:
 
         analysis_tensorboard.write(report, args.tensorboard)
         print(f"{args.tensorboard}: tensorboard --logdir {args.tensorboard}", file=sys.stderr)
+        offline = args.tensorboard / analysis_tensorboard.PAGE
+        print(f"{offline}: open it where the profiler plugin has no network for its charts", file=sys.stderr)
 
 
 def write_file(path: Path, content: str, hint: str) -> None:

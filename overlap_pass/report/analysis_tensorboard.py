@@ -2,6 +2,9 @@
 
 torch-tb-profiler counts communication by op names that current versions of torch do not use, so on modern traces its
 communication and overlap figures are wrong. The text page in the same folder says which figures are ours.
+
+It also has its charts drawn by a script from Google's servers, so without a network they stay empty. What is ours needs
+none: scalars and text are TensorBoard's own, and the page of the analysis lies in the folder.
 """
 
 from __future__ import annotations
@@ -17,15 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from overlap_pass.errors import EnvironmentRefused, TraceError
+from overlap_pass.report import analysis_html
 from overlap_pass.report.analysis import AnalysisReport, part
 from overlap_pass.report.table import percent, time_ns
 from overlap_pass.traces.figures import DeviceFigures
 
-__all__ = ["page", "require", "write"]
+__all__ = ["PAGE", "page", "require", "write"]
+
+PAGE = "overlap-pass.html"
+"""The page of the analysis, in the log folder."""
 
 _WARNING = (
     "The figures on this page are those of overlap-pass. The profiler plugin's own figures of communication and overlap are "
-    "wrong on traces of current versions of PyTorch: it does not know their collectives and counts them as compute."
+    "wrong on traces of current versions of PyTorch: it does not know their collectives and counts them as compute. Its "
+    f"charts are drawn by a script from Google's servers and stay empty without a network; {PAGE} in the log folder has "
+    "charts that need none."
 )
 
 
@@ -55,6 +64,7 @@ def write(report: AnalysisReport, folder: Path) -> None:
         for name, path in _traces(report.analysis.devices):
             _link(path, folder / name)
         (folder / "overlap-pass.md").write_text(page(report), encoding="utf-8")
+        (folder / PAGE).write_text(analysis_html.render(report), encoding="utf-8")
         writer = writers.EventFileWriter(str(folder))
         for step, summary in _summaries(report, summaries, tensors):
             writer.add_event(events.Event(wall_time=float(step), step=step, summary=summary))
