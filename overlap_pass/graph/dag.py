@@ -49,6 +49,10 @@ class DepGraph:
         data = self.graph.get_edge_data(first, second)
         return frozenset() if data is None else data["kinds"]
 
+    def of_order(self, program: Program) -> DepGraph:
+        """The dependencies of the program with the same ops in another order that keeps them: they are the same."""
+        return DepGraph(program, self.graph)
+
     @cached_property
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each position in the order as written, the positions of its direct predecessors, ascending."""

@@ -20,6 +20,7 @@ after the lowering.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -107,6 +108,15 @@ class Lifetimes:
         if len(starts):
             np.subtract.at(change, np.maximum.reduceat(steps[touched_at], starts) + 1, sizes)
         return self.start_bytes + max(0, int(change.cumsum()[:count].max(initial=0)))
+
+    def of_order(self, order: Sequence[int]) -> Lifetimes:
+        """Those of the program with its ops in another order, by their positions in that one."""
+        twin = copy(self)
+        for name in ("_allocated", "_deaths"):
+            twin.__dict__.pop(name, None)
+        twin.allocated = tuple(self.allocated[position] for position in order)
+        twin.touches = tuple(self.touches[position] for position in order)
+        return twin
 
     @cached_property
     def _allocated(self) -> np.ndarray[Any, np.dtype[np.int64]]:

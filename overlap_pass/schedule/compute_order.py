@@ -19,13 +19,13 @@ import heapq
 import itertools
 from dataclasses import dataclass, replace
 
-from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.once import once
-from overlap_pass.graph.program import OpKind, Program, Role
+from overlap_pass.graph.program import OpKind, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.types import Problem
 
-__all__ = ["Filled", "Filling", "refill"]
+__all__ = ["ComputeOrders", "Filled", "Filling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,44 +45,71 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The program with its compute in another order: same ops, legal, gathers at their readers, reductions at once.
+    """Another order of the ops: legal, gathers at their readers, reductions at once.
 
     Attributes:
+        order: by position.
         end_us: when its compute would end if gathers and reductions cost nothing.
+        most_bytes: the most that was alive when the limit of memory was asked for; under no smaller one would it differ.
     """
 
-    program: Program
+    order: tuple[int, ...]
     end_us: float
+    most_bytes: int
 
 
-def refill(placement: Placement, costs: CostTable, filling: Filling) -> Filled:
-    """Another order of compute."""
-    made = _Refill(placement, costs, filling)
-    ops = placement.program.ops
-    return Filled(replace(placement.program, ops=tuple(ops[position] for position in made.run())), made.now_us)
+class ComputeOrders:
+    """Other orders of compute of one problem, and the problems that they make: each made once for all budgets."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._facts = replace(problem, budget_bytes=None), _Facts(problem)
+        self._filled: dict[Filling, Filled] = {}
+        self._reordered: dict[tuple[int, ...], Problem] = {}
+
+    @property
+    def compute_us(self) -> float:
+        """All compute that keeps its place."""
+        return sum(self._facts.duration[position] for position in self._facts.placement.anchors)
+
+    def filled(self, filling: Filling) -> Filled:
+        """The order that comes of a filling."""
+        unlimited = replace(filling, limit_bytes=None)
+        free = self._made(unlimited)
+        within = filling.limit_bytes is None or free.most_bytes <= filling.limit_bytes
+        return free if within else self._made(filling)
+
+    def problem(self, filled: Filled, budget_bytes: int | None) -> Problem:
+        """The problem with its ops in that order."""
+        if filled.order not in self._reordered:
+            self._reordered[filled.order] = self._problem.reordered(filled.order)
+        return replace(self._reordered[filled.order], budget_bytes=budget_bytes)
+
+    def _made(self, filling: Filling) -> Filled:
+        if filling not in self._filled:
+            made = _Refill(self._facts, filling)
+            order = tuple(made.run())
+            self._filled[filling] = Filled(order, made.now_us, made.most_bytes)
+        return self._filled[filling]
 
 
-class _Refill:
-    def __init__(self, placement: Placement, costs: CostTable, filling: Filling) -> None:
-        self.placement, self.filling = placement, filling
+class _Facts:
+    """What every filling of one problem starts from.
+
+    Attributes:
+        critical: by position, whether it leads to an activation collective.
+        on_demand: by position, whether it runs when its first reader does: gathers with their casts, waits and views.
+        missing: by position, how many sources must have run first.
+        work_us: by position, all that stands before it as written.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.placement = placement = Placement.of(problem)
         self.ops = placement.program.ops
-        self.duration = [costs.duration_us[op.name] for op in self.ops]
+        self.duration = [problem.costs.duration_us[op.name] for op in self.ops]
         self.before, self.behind = placement.dag.predecessors, placement.dag.successors
-        self.critical = self._leads_to_activations()
-        self.front = 0  # the first critical op that has not run
-        self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
-        self.ledger = Ledger(once(placement.program, Lifetimes))
-        self.order: list[int] = []
-        self.now_us = 0.0
-        self.free_us: dict[str, float] = {}  # communicator → when its last collective ends
-        self.exists_us = [0.0] * len(self.ops)  # when each result exists
-        self.chain: list[int] = []
-        self.filler: list[int] = []
-        self.later: list[tuple[float, int]] = []  # ready but for a collective: (when it ends, op)
-        self.piled_us = 0.0
-        self.on_demand = self._on_demand()
-        self.emitted = [False] * len(self.ops)
+        self.critical, self.on_demand = self._leads_to_activations(), self._on_demand()
         self.missing = [sum(not self.on_demand[s] for s in found) for found in self.before]
+        self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
 
     def _leads_to_activations(self) -> list[bool]:
         critical = [False] * len(self.ops)
@@ -95,13 +122,32 @@ class _Refill:
         return collective is not None and collective.role is Role.ACTIVATION
 
     def _on_demand(self) -> list[bool]:
-        """Ops that run when their first reader does: gathers with their casts, waits and views."""
         inputs_only = [False] * len(self.ops)
         for position, op in enumerate(self.ops):
             if op.kind is not OpKind.INPUT and position in self.placement.free:
                 sources = self.before[position]
                 inputs_only[position] = all(inputs_only[s] or self.ops[s].kind is OpKind.INPUT for s in sources)
         return inputs_only
+
+
+class _Refill:
+    def __init__(self, facts: _Facts, filling: Filling) -> None:
+        self.filling, self.ops, self.duration = filling, facts.ops, facts.duration
+        self.before, self.behind = facts.before, facts.behind
+        self.critical, self.on_demand = facts.critical, facts.on_demand
+        self.work_us, self.missing = facts.work_us, list(facts.missing)
+        self.front = 0  # the first critical op that has not run
+        self.ledger = Ledger(once(facts.placement.program, Lifetimes))
+        self.most_bytes = 0
+        self.order: list[int] = []
+        self.now_us = 0.0
+        self.free_us: dict[str, float] = {}  # communicator → when its last collective ends
+        self.exists_us = [0.0] * len(self.ops)  # when each result exists
+        self.chain: list[int] = []
+        self.filler: list[int] = []
+        self.later: list[tuple[float, int]] = []  # ready but for a collective: (when it ends, op)
+        self.piled_us = 0.0
+        self.emitted = [False] * len(self.ops)
 
     def run(self) -> list[int]:
         last = len(self.ops) - 1
@@ -150,8 +196,9 @@ class _Refill:
         return self.work_us[position] - self.work_us[self.front] <= self.filling.ahead_us
 
     def _piled_too_high(self) -> bool:
-        limit_bytes = self.filling.limit_bytes
-        heavy = limit_bytes is not None and self.ledger.live_bytes > limit_bytes
+        limit_bytes, live_bytes = self.filling.limit_bytes, self.ledger.live_bytes
+        self.most_bytes = max(self.most_bytes, live_bytes)
+        heavy = limit_bytes is not None and live_bytes > limit_bytes
         return heavy or self.piled_us > self.filling.limit_us
 
     def _ready(self, position: int) -> None:

@@ -8,7 +8,7 @@ and one with every collective ``PESSIMISM`` times as long.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -33,7 +33,8 @@ class Score:
 
     def __init__(self, problem: Problem) -> None:
         self.budget_bytes = problem.budget_bytes
-        self._judge = problem.once(_Judge)
+        self._judge = problem.once_for_all(_Judge)
+        self._lifetimes = once(problem.program, Lifetimes)
 
     def of(self, order: Sequence[str]) -> float:
         """Mean step in microseconds; smaller is better."""
@@ -56,13 +57,18 @@ class Score:
         """No legal order scores less; where nothing but shards is communicated, none that keeps compute as written."""
         return self._judge.bound_us
 
+    @property
+    def written_bound_us(self) -> float:
+        """No order that keeps compute as written scores less."""
+        return self._judge.written_bound_us
+
     def is_close(self, score_us: float) -> bool:
         """Whether a score is so near to the bound that looking further would buy next to nothing."""
         return score_us <= self.bound_us * (1 + CLOSE)
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of positions."""
-        return self._judge.lifetimes.peak_bytes(order)
+        return self._lifetimes.peak_bytes(order)
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
@@ -70,7 +76,7 @@ class Score:
 
 
 class _Judge:
-    """One program under two prices."""
+    """One program under two prices, in whatever order its ops are written."""
 
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
@@ -102,15 +108,18 @@ class _Judge:
     def bound_us(self) -> float:
         launches = (op.collective for op in self._dag.program.launches)
         moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
+        return self._bound_us(()) if moves_compute else self.written_bound_us
+
+    @cached_property
+    def written_bound_us(self) -> float:
+        return self._bound_us(fixed_compute(self._dag.program))
+
+    def _bound_us(self, fixed: Collection[str]) -> float:
         program = self._dag.program
-        facts = Precedence(self._dag, self._costs, () if moves_compute else fixed_compute(program))
+        facts = Precedence(self._dag, self._costs, fixed)
         expected = bound_by(facts, program, self._costs)
         slower = bound_by(facts.at(self._slower_costs), program, self._slower_costs)
         return (expected.step_us + slower.step_us) / 2
-
-    @cached_property
-    def lifetimes(self) -> Lifetimes:
-        return once(self._dag.program, Lifetimes)
 
     @cached_property
     def _expected(self) -> Simulator:

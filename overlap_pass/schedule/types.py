@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import DepGraph
+from overlap_pass.graph.once import keep, once
 from overlap_pass.graph.program import Program
+from overlap_pass.memory.ledger import Lifetimes
 
 __all__ = ["Action", "Decision", "Problem", "Schedule", "Strategy"]
 
@@ -58,6 +60,7 @@ class Problem:
     costs: CostTable
     budget_bytes: int | None
     _made: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+    _made_for_all: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def program(self) -> Program:
@@ -66,10 +69,24 @@ class Problem:
     def once(self, make: Callable[[Problem], _Made]) -> _Made:
         """What ``make`` makes of the graph and its prices (the budget, it may not look at): made once for this problem and its
         copies with another budget."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        found: _Made = self._made[make]
-        return found
+        return _once(self._made, make, self)
+
+    def once_for_all(self, make: Callable[[Problem], _Made]) -> _Made:
+        """The same of what no order of the program changes: shared with all that :meth:`reordered` makes of it, too."""
+        return _once(self._made_for_all, make, self)
+
+    def reordered(self, order: Sequence[int]) -> Problem:
+        """The problem as if its program had been written in another legal order, by position."""
+        program = replace(self.program, ops=tuple(self.program.ops[position] for position in order))
+        keep(program, Lifetimes, once(self.program, Lifetimes).of_order(order))
+        return Problem(self.dag.of_order(program), self.costs, self.budget_bytes, _made_for_all=self._made_for_all)
+
+
+def _once(made: dict[object, Any], make: Callable[[Problem], _Made], problem: Problem) -> _Made:
+    if make not in made:
+        made[make] = make(problem)
+    found: _Made = made[make]
+    return found
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
-from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Role
-from overlap_pass.schedule.compute_order import Filling, refill
+from overlap_pass.schedule.compute_order import ComputeOrders, Filling
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.score import Score
@@ -21,6 +21,8 @@ __all__ = ["FillGaps"]
 
 _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SCHEDULED = 2
+_HOPELESS = 1.02
+"""Where the proven bound of compute as written is so far above that of any order, compute is moved first."""
 _QUICK = LatestStart(margin=1.5)
 
 
@@ -44,32 +46,60 @@ class FillGaps:
             raise OptionError(f"strategy fill_gaps: put_off={self.put_off} must be above 0 and at most 1")
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement = Placement.of(problem)
-        index = problem.program.index
-        score = Score(problem)
-        best: tuple[tuple[bool, float, int], tuple[int, ...], str] | None = None
-        for names, how in self._candidates(problem, placement):
-            order = tuple(index[name] for name in names)
-            peak_bytes = score.peak_bytes(order)
-            found = (not score.fits(peak_bytes), score.of(names), peak_bytes)
-            if best is None or found < best[0]:
-                best = (found, order, how)
-            if not best[0][0] and score.is_close(best[0][1]):
-                break
-        if best is None:
-            return Schedule(spec(self), problem.program.order)
-        names = tuple(problem.program.ops[p].name for p in best[1])
-        return Schedule(spec(self), names, explain(placement, best[1], best[2]))
+        placement, best = Placement.of(problem), _Best(problem)
+        moves = any(move.role is Role.ACTIVATION for move in placement.moves)
+        hopeless = moves and best.score.written_bound_us > best.score.bound_us * _HOPELESS
+        if not hopeless:
+            best.offer(_as_written(problem), "compute as written")
+        if moves and not best.is_close():
+            for order, how in self._moved(problem):
+                best.offer(order, how)
+                if best.is_close():
+                    break
+        if hopeless and not best.beats(best.score.written_bound_us):
+            best.offer(_as_written(problem), "compute as written")
+        names = tuple(problem.program.ops[p].name for p in best.order)
+        return Schedule(spec(self), names, explain(placement, best.order, best.how))
 
-    def _candidates(self, problem: Problem, placement: Placement) -> Iterator[tuple[tuple[str, ...], str]]:
-        yield LatestStart().schedule(problem).order, "compute as written"
-        if not any(move.role is Role.ACTIVATION for move in placement.moves):
-            return
-        compute_us = sum(problem.costs.duration_us[problem.program.ops[p].name] for p in placement.anchors)
-        filled = []
-        for share in _AHEAD_SHARES:
-            filling = Filling(self.put_off * compute_us, problem.budget_bytes, share * compute_us)
-            filled.append((refill(placement, problem.costs, filling), share))
+    def _moved(self, problem: Problem) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Orders with compute moved, by position, the most promising first."""
+        orders = problem.once(ComputeOrders)
+        filled = [
+            (
+                orders.filled(
+                    Filling(self.put_off * orders.compute_us, problem.budget_bytes, share * orders.compute_us)
+                ),
+                share,
+            )
+            for share in _AHEAD_SHARES
+        ]
         for made, share in sorted(filled, key=lambda pair: pair[0].end_us)[:_SCHEDULED]:
-            moved = Problem(build_dag(made.program), problem.costs, problem.budget_bytes)
-            yield _QUICK.schedule(moved).order, f"compute moved, up to {share:.0%} of it ahead"
+            order, _ = _QUICK.order(orders.problem(made, problem.budget_bytes))
+            yield tuple(made.order[position] for position in order), f"compute moved, up to {share:.0%} of it ahead"
+
+
+def _as_written(problem: Problem) -> tuple[int, ...]:
+    return LatestStart().order(problem)[0]
+
+
+class _Best:
+    """The best order so far: within the budget, then by score, then by peak."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.score, self._ops = Score(problem), problem.program.ops
+        self.order, self.how = tuple(range(len(self._ops))), "as written"
+        self._value = (True, math.inf, 0)
+
+    def offer(self, order: tuple[int, ...], how: str) -> None:
+        peak_bytes = self.score.peak_bytes(order)
+        value = (not self.score.fits(peak_bytes), self.score.of([self._ops[p].name for p in order]), peak_bytes)
+        if value < self._value:
+            self._value, self.order, self.how = value, order, how
+
+    def is_close(self) -> bool:
+        """Whether looking further would buy next to nothing."""
+        return not self._value[0] and self.score.is_close(self._value[1])
+
+    def beats(self, score_us: float) -> bool:
+        """Whether it is within the budget and no worse than that."""
+        return not self._value[0] and self._value[1] <= score_us

@@ -54,6 +54,12 @@ class LatestStart:
             raise OptionError(f"strategy latest_start: margin={self.margin} must be 0 (try several) or more")
 
     def schedule(self, problem: Problem) -> Schedule:
+        order, how = self.order(problem)
+        names = tuple(problem.program.ops[p].name for p in order)
+        return Schedule(spec(self), names, explain(Placement.of(problem), order, how))
+
+    def order(self, problem: Problem) -> tuple[tuple[int, ...], str]:
+        """The order alone, by position, and how it came about."""
         program, score = problem.program, Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
         for order, how in self._candidates(problem, score):
@@ -67,11 +73,9 @@ class LatestStart:
             if score.is_close(best[0]):
                 break
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
-            return Schedule(spec(self), tuple(program.ops[p].name for p in Room.shared(problem).order))
+            return Room.shared(problem).order, "least memory"
         ended = hide_tail(problem, best[2], score)
-        how = best[3] if ended == best[2] else f"{best[3]}, compute put off behind the last launch"
-        names = tuple(program.ops[p].name for p in ended)
-        return Schedule(spec(self), names, explain(Placement.of(problem), ended, how))
+        return ended, best[3] if ended == best[2] else f"{best[3]}, compute put off behind the last launch"
 
     def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
         """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, then of
