@@ -13,7 +13,7 @@ from importlib import resources
 
 from overlap_pass.report.analysis import AnalysisReport, dumps, part
 from overlap_pass.report.analysis_terminal import figure_rows, worst
-from overlap_pass.report.table import NOT_KNOWN, time_ns
+from overlap_pass.report.table import NOT_KNOWN, time_ns, units_kept
 from overlap_pass.timeline.spans import SpanKind
 from overlap_pass.traces.advice import Finding
 from overlap_pass.traces.causes import ExposedCause
@@ -44,7 +44,7 @@ def render(report: AnalysisReport) -> str:
         "style": "\n".join(_asset(name) for name in _STYLES),
         "script": script,
         "title": escape(report.title),
-        "verdict": escape(report.verdict),
+        "verdict": escape(units_kept(report.verdict)),
         "findings": _findings(report.findings),
         "table": _table(report.analysis.devices[:_MOST_COLUMNS]),
         "steps": _steps(report.analysis.devices),
@@ -118,11 +118,11 @@ def _some(device: DeviceFigures, count: int) -> tuple[StepFigures, ...]:
 
 def _step_row(device: DeviceFigures, step: StepFigures, scale_ns: int) -> str:
     stats = step.stats
-    late_ns = step.exposed[ExposedCause.LATE]
     parts = (
         ("compute", "compute", stats.compute_ns),
-        ("blocked", "exposed communication, blocked", stats.exposed_ns - late_ns),
-        ("late", "exposed communication, CPU late", late_ns),
+        ("blocked", "exposed communication, blocked", step.exposed[ExposedCause.BLOCKED]),
+        ("late", "exposed communication, CPU late", step.exposed[ExposedCause.LATE]),
+        ("untold", "exposed communication, launch not known", step.exposed[ExposedCause.UNKNOWN]),
         ("copy", "copies, exposed", stats.exposed_copy_ns),
         ("idle", "idle", stats.idle_ns),
     )

@@ -16,7 +16,7 @@ from importlib import resources
 
 from overlap_pass.report import jsonfile
 from overlap_pass.report.comparison import Comparison, Side
-from overlap_pass.report.table import NOT_KNOWN, Row, caption, rows, time_ns
+from overlap_pass.report.table import NOT_KNOWN, Row, caption, rows, time_ns, units_kept
 from overlap_pass.timeline.stats import CollectiveStats, exposed_intervals
 from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_bytes, format_us, ns_to_us
@@ -52,7 +52,7 @@ def render(comparison: Comparison) -> str:
         "style": _asset("page.css"),
         "script": script,
         "title": escape(comparison.title),
-        "verdict": escape(comparison.verdict),
+        "verdict": escape(units_kept(comparison.verdict)),
         "table": _table(comparison),
         "bars": _bars(comparison),
         "worst": _worst("before", comparison.before) + _worst("after", comparison.after),

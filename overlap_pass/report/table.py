@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     # Reading traces needs this table and no planner, whose graphs take half a second to import.
     from overlap_pass.report.comparison import Comparison, Side
 
-__all__ = ["Row", "Tone", "caption", "percent", "rows", "time_ns"]
+__all__ = ["Row", "Tone", "caption", "percent", "rows", "time_ns", "units_kept"]
 
 NOT_KNOWN = "–"
 
@@ -79,6 +80,11 @@ def time_ns(time_ns: int) -> str:
 
 def percent(value: float | None) -> str:
     return NOT_KNOWN if value is None else f"{value:.1f} %"
+
+
+def units_kept(text: str) -> str:
+    """The same with no-break spaces between numbers and units, for pages, where any other space may end a line."""
+    return re.sub(r"(?<=\d) (?=(?:%|[mµn]?s|[KMGT]?i?B)(?!\w))", "\u00a0", text)
 
 
 def _signed(text: str) -> str:

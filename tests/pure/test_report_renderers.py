@@ -14,7 +14,7 @@ import pytest
 from overlap_pass.errors import PlanError
 from overlap_pass.report import html, jsonfile, terminal
 from overlap_pass.report.comparison import Comparison, Side
-from overlap_pass.report.table import Row, Tone, rows
+from overlap_pass.report.table import Row, Tone, rows, units_kept
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from tests.pure.comparisons import hostile, measured, predicted
 
@@ -221,3 +221,8 @@ def test_bars_share_one_scale_and_their_parts_fill_the_step() -> None:
     assert sum(before) == pytest.approx(100, abs=0.01)
     assert sum(after) == pytest.approx(100 * 1900 / 2300, abs=0.01)
     assert f"left:{100 * 1600 / 2300:.3f}%" in text
+
+
+def test_a_line_of_a_page_does_not_end_between_a_number_and_its_unit() -> None:
+    kept = units_kept("rank 1, step 3: 19.1 % idle, 4 ms, 2 steps, 3.5 GiB, 7 blocks")
+    assert kept == "rank 1, step 3: 19.1\u00a0% idle, 4\u00a0ms, 2 steps, 3.5\u00a0GiB, 7 blocks"
