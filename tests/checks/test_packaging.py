@@ -77,7 +77,8 @@ def test_the_source_archive_has_what_the_tests_need(tmp_path):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert names >= SHIPPED
     needed = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "requirements-ci.txt", "mkdocs.yml"}
-    assert names >= needed | {"tests/conftest.py", "examples/plain.py", "docs/index.md"}
+    assert names >= needed | {".ci/run", "tests/conftest.py", "examples/plain.py", "docs/index.md"}
+    assert [name for name in names if "cache" in name.rpartition("/")[0] or name.endswith(".pyc")] == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["analyze", "--help"], ["verify", "--help"]])
