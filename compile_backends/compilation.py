@@ -91,6 +91,11 @@ class Compilation:
         by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
         return cls(config, hardware, carriers, identity, by_budget, captured(gm), saved)
 
+    def prepare(self, graph: fx.Graph) -> None:
+        """Plan a forward or backward graph, in place, and write what it launches as its communicators can take it."""
+        self.schedule(graph)
+        gather_by_base(graph)
+
     def schedule(self, graph: fx.Graph) -> None:
         """Plan one forward or backward graph and put its nodes into the planned order, in place."""
         self.call = None
@@ -103,7 +108,6 @@ class Compilation:
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         give_places(graph)
-        gather_by_base(graph)
         self.plans.append(plan)
         if roll_call.wanted():
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)

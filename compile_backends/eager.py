@@ -23,7 +23,7 @@ def lower(
     """Trace a Dynamo graph with AOTAutograd and run forward and backward as FX code in the planned order."""
 
     def compile_graph(graph_module: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        compilation.schedule(graph_module.graph)
+        compilation.prepare(graph_module.graph)
         # Boxed code frees each input after its last reader; plain arguments would hold them until the return.
         graph_module.graph.set_codegen(_BoxedCodeGen())
         graph_module.recompile()

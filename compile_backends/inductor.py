@@ -98,7 +98,7 @@ def lower(gm: fx.GraphModule, example_inputs: Sequence[Any], compilation: Compil
             for name, stage in (
                 ("joint_custom_pre_pass", note_padding),
                 ("joint_custom_post_pass", prepare_joint),
-                ("post_grad_custom_post_pass", compilation.schedule),
+                ("post_grad_custom_post_pass", compilation.prepare),
             )
         },
     }

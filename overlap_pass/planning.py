@@ -35,13 +35,16 @@ from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant, variants
 from overlap_pass.schedule.verify import violations
-from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
+from overlap_pass.simulate.bound import CPU_LANE, Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
 __all__ = ["Plan", "bound_of", "budget_within", "make_plan", "replay"]
 
 _log = logging.getLogger("overlap_pass")
+
+_CPU_BOUND = 0.9
+"""Of the step, that the CPU launches for: from there on a note says so."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +258,7 @@ class _Written:
         """The order that was chosen, with its proof."""
         problem, order = chosen.variant.problem, chosen.schedule.order
         after = simulate(problem.program, problem.costs, order, label="scheduled")
+        bound = bound_of(problem, order)
         return Plan(
             program=problem.program,
             coalesced=chosen.variant.groups,
@@ -264,9 +268,9 @@ class _Written:
             memory_before=self.memory,
             memory_after=peak(problem.program, order, resident_bytes=self.resident_bytes),
             budget_bytes=self.budget_bytes,
-            bound=bound_of(problem, order),
+            bound=bound,
             hardware=self.hardware.name,
-            notes=(*chosen.notes, *_slower(self, after), *_unpriced(problem.costs)),
+            notes=(*chosen.notes, *_slower(self, after), *_bound_by_launches(bound, after), *_unpriced(problem.costs)),
         )
 
 
@@ -300,6 +304,17 @@ def _slower(written: _Written, after: Simulation) -> tuple[str, ...]:
     return (
         f"predicted at {format_us(after.step_us)}, the order as written at {format_us(written.simulation.step_us)}: all "
         "ranks have to launch in one order, and that is made without this rank's prices",
+    )
+
+
+def _bound_by_launches(bound: Bound, after: Simulation) -> tuple[str, ...]:
+    """Where the CPU is busy for nearly all of the step, no order helps; the note says what does."""
+    launching_us = bound.values[CPU_LANE]
+    if launching_us < _CPU_BOUND * after.step_us or not launching_us:
+        return ()
+    return (
+        f"bound by the CPU, which launches for {format_us(launching_us)} of {format_us(after.step_us)}: take "
+        "mode='reduce-overhead' (CUDA graphs), more tokens a step, or transport='nccl', which launches less",
     )
 
 

@@ -42,7 +42,9 @@ from overlap_pass.simulate.loads import lane_loads
 from overlap_pass.simulate.precedence import Precedence
 from overlap_pass.simulate.windows import head_and_tail_us
 
-__all__ = ["Bound", "bound_by", "fixed_compute", "lower_bound"]
+__all__ = ["CPU_LANE", "Bound", "bound_by", "fixed_compute", "lower_bound"]
+
+CPU_LANE = "CPU lane"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
     lanes = lane_loads(program, costs)
     # Kernels of launches and waits run somewhere on the compute lane; where, only the whole step need not ask.
     compute_us = facts.compute_us + sum(costs.kernel_us.values())
-    values = {"compute lane": compute_us, "CPU lane": max(0.0, sum(facts.launch_us) - facts.cpu_ahead_us)}
+    values = {"compute lane": compute_us, CPU_LANE: max(0.0, sum(facts.launch_us) - facts.cpu_ahead_us)}
     for lane in lanes:
         gain_us = sum(job.gain_us for job in lane.jobs)
         name = "compute lane" if compute_us >= lane.total_us else lane.name

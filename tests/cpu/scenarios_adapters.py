@@ -144,7 +144,8 @@ class _Watched(Compilation):
         assert illegal(before, gm, program) == []
         summary = load("common").summary
         tag = "bw" if program.phase is Phase.BACKWARD else "fw"
-        self.seen.append((tag, summary(before), summary(gm), gm))
+        # A copy: what is lowered then names its gathers as gloo needs them.
+        self.seen.append((tag, summary(before), summary(gm), copy.deepcopy(gm)))
 
 
 def rank_part(name: str, *doors: Any) -> Any:

@@ -70,6 +70,14 @@ def test_a_budget_below_any_order_is_an_error_that_names_the_smallest_one() -> N
     assert plan.memory_after.peak_bytes <= caught.value.smallest_bytes
 
 
+@pytest.mark.parametrize(("launch_us", "told"), [(10.0, False), (5000.0, True)])
+def test_a_step_that_the_cpu_bounds_says_what_helps(launch_us: float, told: bool) -> None:
+    """Four matmuls of 1.5 ms, under which four launches take the CPU next to nothing, or 20 ms."""
+    hardware = replace(H100, compute=replace(H100.compute, collective_launch_us=launch_us))
+    plan = make_plan(chain(), hardware, LatestStart(), Budget.parse("unlimited"))
+    assert any("bound by the CPU" in note for note in plan.notes) is told
+
+
 def test_an_illegal_order_is_dropped_for_the_one_as_written(caplog) -> None:
     program = chain()
     wrong = (*program.order[:-3], program.order[-2], program.order[-3], program.order[-1])
