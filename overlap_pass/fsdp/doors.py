@@ -28,7 +28,8 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Apply to every tensor inside containers, with the same idea of a container as FSDP2; anything else stays."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, PackedSequence):
+    # Dynamo of torch 2.11 cannot ask whether the class of None is that of a dataclass.
+    if value is None or isinstance(value, (PackedSequence, bool, int, float, str)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [field.name for field in dataclasses.fields(value)]

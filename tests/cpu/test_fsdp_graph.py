@@ -119,8 +119,27 @@ def batch() -> Tensor:
     return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
 
 
+class Told(FeedForward):
+    """A unit that is called with words that are no tensors, as those of transformers are."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, cached: bool = True, by: float = 1.0) -> Tensor:
+        return by * super().forward(x) if mask is None and not cached else x
+
+
 @pytest.mark.usefixtures("four_ranks")
 class TestOneModel:
+    def test_arguments_of_a_unit_may_be_anything(self) -> None:
+        class Outer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.block = fully_shard(Told(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.block(x, mask=None, cached=False, by=2.0)
+
+        capture = run(overlap_pass.make_traceable(fully_shard(Outer())), batch())
+        assert [len(gathers(graph)) for graph in capture.forward] == [4]
+
     def test_each_parameter_is_gathered_once_and_each_gradient_reduced_once(self) -> None:
         capture = run(stack(), batch())
         assert [len(gathers(graph)) for graph in capture.forward] == [12]
