@@ -101,7 +101,7 @@ def test_both_lowerings_save_and_run_again(backend: str, tmp_path: Path) -> None
     again = planned(lambda: step(backend, plan=tmp_path, memory_budget="unlimited"), "replay")
     assert [plan.schedule.order for plan in saved] == [plan.schedule.order for plan in again]
     assert [plan.schedule.strategy for plan in again] == [SEARCHED["strategy"]] * 2
-    assert all("a saved one" in note for plan in again for note in plan.notes)
+    assert all(any("a saved one" in note for note in plan.notes) for plan in again)
     assert [path.name for path in tmp_path.iterdir()] == ["rank-0-of-2.json"]
 
 
