@@ -123,15 +123,17 @@ def layers(flops: int, count: int = 6) -> Program:
     return build.output(value, *returned)
 
 
-@given(program=fsdp_programs(), share=SHARES, other=st.integers(0, 10**6))
+@given(program=fsdp_programs(), share=SHARES, other=st.integers(0, 10**6), as_written=st.booleans())
 @settings(max_examples=80)
-def test_what_an_agreed_order_adds_bounds_its_peak_and_is_the_same_on_every_rank(program, share, other) -> None:
-    found = agreed(program, share)
+def test_what_an_agreed_order_adds_bounds_its_peak_and_is_the_same_on_every_rank(
+    program, share, other, as_written
+) -> None:
+    found = agreed(program, share, as_written=as_written)
     added = added_bytes(program, found)
     assert peak(found).peak_bytes <= peak(program).peak_bytes + added
     assert violations(program, found.order) == ()
     there = on_another_rank(program, other)
-    assert added_bytes(there, agreed(there, share)) == added
+    assert added_bytes(there, agreed(there, share, as_written=as_written)) == added
 
 
 def test_an_allowance_lets_gathers_ahead_of_other_launches() -> None:
