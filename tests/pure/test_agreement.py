@@ -136,6 +136,18 @@ def test_what_an_agreed_order_adds_bounds_its_peak_and_is_the_same_on_every_rank
     assert added_bytes(there, agreed(there, share, as_written=as_written)) == added
 
 
+def test_a_reduction_that_was_written_late_may_stay_there() -> None:
+    """Its input exists before ``saved`` is freed; reduced at once, a sum larger than the gradient is held from there on."""
+    build = Builder()
+    x, saved = build.input("x", MIB), build.input("saved", 64 * MIB)
+    gradient = build.compute("gradient", x, size_bytes=32 * MIB)
+    value = build.compute("read", x, saved, size_bytes=MIB)
+    reduction = build.reduce_scatter("reduce", build.cast("wide", gradient, 64 * MIB), 48 * MIB)
+    program = build.output(value, build.wait("reduced", reduction))
+    assert added_bytes(program, agreed(program, as_written=True)) == 0
+    assert added_bytes(program, agreed(program)) > 0
+
+
 def test_an_allowance_lets_gathers_ahead_of_other_launches() -> None:
     """Layers gather two weights of 32 MiB and reduce twice; the allowance is 256 MiB, of which a quarter is two gathers."""
     program = layers(10**12, count=2)
