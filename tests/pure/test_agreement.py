@@ -137,11 +137,12 @@ def test_what_an_agreed_order_adds_bounds_its_peak_and_is_the_same_on_every_rank
 
 
 def test_a_reduction_that_was_written_late_may_stay_there() -> None:
-    """Its input exists before ``saved`` is freed; reduced at once, a sum larger than the gradient is held from there on."""
+    """Reduced as soon as the gradient exists, a sum larger than it is held while a weight is read."""
     build = Builder()
-    x, saved = build.input("x", MIB), build.input("saved", 64 * MIB)
+    x, shard = build.input("x", MIB), build.input("shard", 8 * MIB, held=True)
     gradient = build.compute("gradient", x, size_bytes=32 * MIB)
-    value = build.compute("read", x, saved, size_bytes=MIB)
+    weight = build.wait("weight", build.all_gather("gather", shard, 16 * MIB))
+    value = build.compute("read", x, weight, size_bytes=MIB)
     reduction = build.reduce_scatter("reduce", build.cast("wide", gradient, 64 * MIB), 48 * MIB)
     program = build.output(value, build.wait("reduced", reduction))
     assert added_bytes(program, agreed(program, as_written=True)) == 0
