@@ -7,7 +7,6 @@ where each launch stands, is chosen at this rank's prices in this rank's memory.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,14 +19,13 @@ from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.agreement import added_bytes, agreed, reference_compute_us, reference_costs
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.explain import told_again
-from overlap_pass.schedule.feeding import Policy, feed
-from overlap_pass.schedule.ground import Ground
 from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
-from overlap_pass.schedule.placement import Placement, place
+from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
+from overlap_pass.schedule.strategies.latest_start import LatestStart
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant
 from overlap_pass.simulate.engine import Simulator
@@ -36,10 +34,7 @@ __all__ = ["LOCAL", "Terms", "choose_alike"]
 
 _SHARES = (1.0, 0.5, 0.25, 0.0)
 
-_MARGIN, _AHEAD_SHARE = 1.5, 0.1
-"""The policy of ``latest_start`` that is good nearly always; it looks at no memory, of which ranks have their own."""
-_ALIKE = 1.005
-"""Orders whose reference steps differ by less are told apart by what they hold: prices are not that exact."""
+_QUICK = LatestStart(margin=1.5)
 _COMPUTE_PER_TRAFFIC = (1.0, 3.0)
 """Steps that candidates are judged by: one that is half traffic, and one with little of it."""
 
@@ -66,19 +61,17 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Launches joined as in ``variant``, in an order that they keep, and what that adds to the order as written."""
+    """Launches joined as in ``variant``, in an order that they keep."""
 
     variant: Variant
     ordered: Program
-    added_bytes: int = 0
 
 
 def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Program], CostTable]) -> Choice:
     """The strategy's best order among those whose launches every rank joins and orders in the same way.
 
-    1. Each variant, with reductions where they were written and as soon as their input exists, with the largest share of the
-       allowance that adds no more than the budget allows, then all shares of the best variant. Of those that are best at reference
-       prices (within 0.5 %) the one that adds least is the order of all ranks.
+    1. Each variant with the largest share of the allowance that adds no more than the budget allows; the one that is best at
+       reference prices (ties: the fewest changes) is the order of all ranks.
     2. If it does not fit on this rank, smaller shares, then the order as written, then that of least memory. These look at
        local memory, and :data:`LOCAL` says so.
 
@@ -87,7 +80,7 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
     """
     written = found[0]
     bench = _Bench(written, terms)
-    shared = bench.shared(found)
+    shared = bench.best([bench.candidate(variant) for variant in found])
     fitting = next(c for c in (shared, *_local(written, shared)) if _fits(c.ordered, terms.budget_bytes))
     problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
     chosen = choose([replace(fitting.variant, problem=problem)], terms.strategy, terms.budget_bytes)
@@ -103,45 +96,28 @@ class _Bench:
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
 
-    def shared(self, found: Sequence[Variant]) -> _Candidate:
-        """The order of all ranks: the best variant at the largest shares, then the best of its shares."""
-        first = [next(ways, None) for variant in found for ways in self._ways(variant)]
-        best = self._best([way for way in first if way is not None] or [_as_written(self._written)])
-        if isinstance(self._strategy, BackwardPre | BackwardPost):
-            return best
-        return self._best([best, *itertools.chain(*self._ways(best.variant))])
+    def candidate(self, variant: Variant) -> _Candidate:
+        """The first order that adds no more than the budget allows; where there is none, the order as written."""
+        for ordered in filter(None, map(hold_back, self._orders(variant))):
+            if self._extra_bytes is None or added_bytes(self._written.problem.program, ordered) <= self._extra_bytes:
+                return _Candidate(variant, ordered)
+        return _as_written(self._written)
 
-    def _ways(self, variant: Variant) -> list[Iterator[_Candidate]]:
-        """The orders that add no more than the budget allows: with reductions where they were written, and as soon as they may."""
-        return [self._allowed(variant, self._orders(variant, as_written=as_written)) for as_written in (True, False)]
-
-    def _allowed(self, variant: Variant, orders: Iterator[Program]) -> Iterator[_Candidate]:
-        for ordered in filter(None, map(hold_back, orders)):
-            added = added_bytes(self._written.problem.program, ordered)
-            if self._extra_bytes is None or added <= self._extra_bytes:
-                yield _Candidate(variant, ordered, added)
-
-    def _orders(self, variant: Variant, *, as_written: bool) -> Iterator[Program]:
+    def _orders(self, variant: Variant) -> Iterator[Program]:
         """FSDP's own policies look at no price and no memory: their order is all ranks' as it is. Else smaller shares."""
         if isinstance(self._strategy, BackwardPre | BackwardPost):
             yield _fixed(variant, self._strategy.schedule(variant.problem).order)
         for share in _SHARES:
-            yield agreed(variant.problem.program, share, as_written=as_written)
+            yield agreed(variant.problem.program, share)
 
-    def _best(self, found: Sequence[_Candidate]) -> _Candidate:
-        """That which adds least among those whose steps, each relative to the best one's, have next to the least sum; ties to
-        the first."""
-        distinct: dict[tuple[str, ...], _Candidate] = {}
-        for candidate in found:
-            distinct.setdefault(tuple(op.name for op in candidate.ordered.launches), candidate)
-        candidates = list(distinct.values())
+    def best(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """The one with the least sum of steps, each relative to the best one's; ties to the first."""
         if len(candidates) == 1:
             return candidates[0]
         steps_us = [self._steps_us(candidate) for candidate in candidates]
         least_us = [min(column) for column in zip(*steps_us, strict=True)]
         scores = [sum(step / least for step, least in zip(row, least_us, strict=True) if least) for row in steps_us]
-        good = [candidate for candidate, score in zip(candidates, scores, strict=True) if score <= min(scores) * _ALIKE]
-        return min(good, key=lambda candidate: candidate.added_bytes)
+        return candidates[scores.index(min(scores))]
 
     def _steps_us(self, candidate: _Candidate) -> list[float]:
         """At each kind of step, with launches and waits where an unbounded budget lets them be."""
@@ -151,9 +127,7 @@ class _Bench:
         for ratio in _COMPUTE_PER_TRAFFIC:
             compute_us = {name: ratio * travel_us for name, travel_us in self._travel_us.items()}
             table = reference_costs(program, costs, compute_us)
-            ground = Ground.shared(Problem(dag, table, None))
-            wishes = feed(ground, Policy(_MARGIN, _AHEAD_SHARE * sum(table.duration_us.values())), None)
-            order = [program.ops[position].name for position in place(ground.placement, wishes)]
+            order = _QUICK.schedule(Problem(dag, table, None)).order
             steps_us.append(Simulator(program, table).step_us(order))
         return steps_us
 
@@ -171,8 +145,8 @@ def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
     """What may fit where the shared order does not; the last two are what any feasible budget allows."""
     program = written.problem.program
     for variant in (shared.variant, written) if shared.variant.groups else (written,):
-        for share, as_written in itertools.product(_SHARES, (True, False)):
-            ordered = hold_back(agreed(variant.problem.program, share, as_written=as_written))
+        for share in _SHARES[1:]:
+            ordered = hold_back(agreed(variant.problem.program, share))
             if ordered is not None:
                 yield _Candidate(variant, ordered)
     yield _as_written(written)
