@@ -42,7 +42,7 @@ class Trail:
         graph: its name.
         lines: its launches, see ``schedule.skeleton``.
         launched: how many the host has launched.
-        inside: the wait or launch that the host is in, by its number among the launches.
+        inside: the wait or launch that the host is in, in words.
         waits: those that the host has passed.
     """
 

@@ -1,19 +1,21 @@
-"""Functions of Python files that a user names on the command line, as ``path/to/file.py:function``."""
+"""Functions that a user names on the command line, as ``path/to/file.py:function`` or ``package.module:function``."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from overlap_pass.errors import OptionError
 
-__all__ = ["function_of"]
+__all__ = ["function_of_file", "function_of_module"]
 
 
-def function_of(place: str, name: str, *, named: str) -> Callable[..., Any]:
+def function_of_file(place: str, name: str, *, named: str) -> Callable[..., Any]:
     """Runs the file ``place`` and returns its function ``name``.
 
     Args:
@@ -34,6 +36,23 @@ def function_of(place: str, name: str, *, named: str) -> Callable[..., Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise OptionError(f"{named}: {place!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return _function(module, place, name, named)
+
+
+def function_of_module(place: str, name: str, *, named: str) -> Callable[..., Any]:
+    """Imports the module ``place`` and returns its function ``name``; arguments as for :func:`function_of_file`.
+
+    Raises:
+        OptionError: no such module or function.
+    """
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise OptionError(f"{named}: {error}") from error
+    return _function(module, place, name, named)
+
+
+def _function(module: ModuleType, place: str, name: str, named: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise OptionError(f"{named}: {place!r} defines no function {name!r}")

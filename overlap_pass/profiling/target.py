@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from overlap_pass.errors import CaptureError, OptionError, OverlapPassError
 from overlap_pass.profiling.llama import preset
-from overlap_pass.profiling.scripts import function_of
+from overlap_pass.profiling.scripts import function_of_file, function_of_module
 from overlap_pass.profiling.trace_plan import Build, llama_step
 
 __all__ = ["build_of"]
@@ -35,7 +34,8 @@ def build_of(target: str, *, tokens: int | None) -> Build:
         return llama_step(target, 8192 if tokens is None else tokens)
     place, _, name = target.rpartition(":")
     named = f"model={target!r}"
-    function = function_of(place, name, named=named) if place.endswith(".py") else _of_module(place, name, named)
+    find = function_of_file if place.endswith(".py") else function_of_module
+    function = find(place, name, named=named)
     if tokens is None:
         return _blamed(function, named)
     if "tokens" not in inspect.signature(function).parameters:
@@ -57,14 +57,3 @@ def _blamed(function: Callable[..., Any], named: str) -> Build:
             ) from error
 
     return build
-
-
-def _of_module(place: str, name: str, named: str) -> Callable[..., Any]:
-    try:
-        module = importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        raise OptionError(f"{named}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise OptionError(f"{named}: {place!r} defines no function {name!r}")
-    return function  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from overlap_pass.errors import OptionError
-from overlap_pass.profiling.scripts import function_of
+from overlap_pass.profiling.scripts import function_of_file
 
 __all__ = ["MakeStep", "Step", "Workload", "load_make_step"]
 
@@ -56,5 +56,5 @@ def load_make_step(target: str, arguments: dict[str, Any] | None = None) -> Make
     path, colon, name = target.rpartition(":")
     if not colon or not name.isidentifier():
         raise OptionError(f"{target!r} is no step: write path/to/train.py:function")
-    function = function_of(path, name, named=repr(target))
+    function = function_of_file(path, name, named=repr(target))
     return lambda: function(**(arguments or {}))

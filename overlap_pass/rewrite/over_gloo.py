@@ -25,20 +25,15 @@ def gather_by_base(graph: fx.Graph) -> None:
     way that one corrupts the heap now and then (torch 2.11 and 2.13); ``_allgather_base``, which eager FSDP2 uses, does not.
     See ``docs/transport.md``.
     """
-    for node in list(graph.nodes):
-        if node.target not in _REPLACED or not _over_gloo(node):
+    for node in graph.nodes:
+        if node.target not in _REPLACED:
             continue
         sent, ranks, group_name = node.args
         value = node.meta["val"]
-        dtype = (value[0] if isinstance(value, (list, tuple)) else value).dtype
-        with graph.inserting_before(node):
-            start = graph.call_function(_REPLACED[node.target], (sent, dtype, ranks, group_name, []))
-        start.meta = dict(node.meta)
-        node.replace_all_uses_with(start)
-        graph.erase_node(node)
+        first = value[0] if isinstance(value, (list, tuple)) else value
+        if first.device.type == "cpu" and _over_gloo(group_name):
+            node.target, node.args = _REPLACED[node.target], (sent, first.dtype, ranks, group_name, [])
 
 
-def _over_gloo(node: fx.Node) -> bool:
-    value = node.meta["val"]
-    device = (value[0] if isinstance(value, (list, tuple)) else value).device
-    return device.type == "cpu" and "cpu:gloo" in dist.get_backend_config(_resolve_process_group(node.args[-1]))
+def _over_gloo(group_name: str) -> bool:
+    return "cpu:gloo" in dist.get_backend_config(_resolve_process_group(group_name))

@@ -10,19 +10,21 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from overlap_pass.transport.total import Total
 
-__all__ = ["finish_exchange", "start_exchange", "start_gather"]
+__all__ = ["empty_gathered", "finish_exchange", "start_exchange", "start_gather"]
 
 _FUNCTIONAL = torch.ops._c10d_functional
+
+
+def empty_gathered(shard: Tensor, dtype: torch.dtype, ranks: int) -> Tensor:
+    """What holds the rows of all ranks."""
+    return shard.new_empty((shard.shape[0] * ranks, *shard.shape[1:]), dtype=dtype)
 
 
 def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str) -> list[Tensor]:
     """See :func:`overlap_pass.transport.copy_engine.start_gather`; no place is needed."""
     ranks = _resolve_process_group(group_name).size()
-    started = []
-    for shard in shards:
-        gathered = shard.new_empty((shard.shape[0] * ranks, *shard.shape[1:]), dtype=dtype)
-        started.append(_FUNCTIONAL.all_gather_into_tensor_out(shard.to(dtype), ranks, group_name, out=gathered))
-    return started
+    start = _FUNCTIONAL.all_gather_into_tensor_out
+    return [start(shard.to(dtype), ranks, group_name, out=empty_gathered(shard, dtype, ranks)) for shard in shards]
 
 
 def start_exchange(gradients: Sequence[Tensor], total: Total, group_name: str) -> list[Tensor]:

@@ -90,7 +90,7 @@ def _finish(token: Tensor, gradient: Tensor, *how: Any) -> Tensor:
 
 
 def _gather_shape(shard: Tensor, dtype: torch.dtype, group_size: int, group_name: str, place: list[int]) -> Tensor:
-    return shard.new_empty((shard.shape[0] * group_size, *shard.shape[1:]), dtype=dtype)
+    return collectives.empty_gathered(shard, dtype, group_size)
 
 
 def _gather_shapes(shards: Sequence[Tensor], *how: Any) -> list[Tensor]:
