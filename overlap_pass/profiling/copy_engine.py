@@ -9,11 +9,11 @@ import torch
 
 from overlap_pass.cost.hardware import CopyEngine
 from overlap_pass.errors import EnvironmentRefused, TransportError
+from overlap_pass.memory.places import WORDS, tenancies
 from overlap_pass.profiling.calibration_scale import Scale
 from overlap_pass.profiling.collective_rates import Group, beside_gemm
 from overlap_pass.profiling.stopwatch import Run, Stopwatch
 from overlap_pass.transport.choice import why_not_by_copy
-from overlap_pass.transport.places import WORDS, tenancies
 
 __all__ = ["copy_engine"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -11,7 +11,9 @@ from typing import Literal
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.model import CostTable
 from overlap_pass.errors import IllegalSchedule
-from overlap_pass.graph.program import OpKind, OpNode, Program
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Program
+from overlap_pass.memory.places import Landlord
+from overlap_pass.memory.staging import Channel, capacities_bytes, channel_of, staged_bytes
 
 __all__ = ["Issuer", "Item", "LaunchAfter", "Queues"]
 
@@ -46,14 +48,31 @@ class Item:
     blocked_us: float = 0.0
 
 
+class _Staging:
+    """The staging memory of copy engines, used round and round: a launch waits until its place is free again."""
+
+    def __init__(self, capacities: Mapping[Channel, int]) -> None:
+        self._landlords = {channel: Landlord(capacity) for channel, capacity in capacities.items()}
+        self._tenants: dict[Channel, list[str]] = {channel: [] for channel in capacities}
+
+    def tenants_before(self, name: str, collective: Collective) -> list[str]:
+        """Launches whose place the launch ``name`` takes over, oldest first."""
+        channel = channel_of(collective)
+        tenants = self._tenants[channel]
+        tenants.append(name)
+        return [tenants[index] for index in self._landlords[channel].give(staged_bytes(collective)).after]
+
+
 @dataclass(slots=True)
 class Queues:
     """What the CPU hands to the device, lane by lane."""
 
+    staging: _Staging
     compute: list[Item] = field(default_factory=list)
     collectives: dict[str, list[Item]] = field(default_factory=dict)
     copy_lanes: set[str] = field(default_factory=set)
     launched: dict[str, Item] = field(default_factory=dict)
+    waited: set[str] = field(default_factory=set)
     cpu_us: float = 0.0
 
 
@@ -97,9 +116,22 @@ class Issuer:
                 found[op.name] = (launch_us, Item(op, length_us, 0.0) if runs else None, op)
         return found
 
+    @cached_property
+    def _capacities(self) -> dict[Channel, int]:
+        return capacities_bytes(self._program)
+
+    @cached_property
+    def _waits(self) -> dict[str, list[OpNode]]:
+        """Launch → its waits."""
+        found: dict[str, list[OpNode]] = {}
+        for op in self._program.ops:
+            if op.launch is not None:
+                found.setdefault(op.launch, []).append(op)
+        return found
+
     def issue(self, order: Sequence[str] | None) -> Queues:
         """What the CPU does: put each op into the queue of its lane."""
-        queues = Queues()
+        queues = Queues(staging=_Staging(self._capacities))
         heard, compute, cpu_us = self._heard, queues.compute, -self._costs.cpu_ahead_us
         exists = _Existence(self._program) if self._launch_after == "data" else None
         for name in self._program.order if order is None else order:
@@ -121,6 +153,8 @@ class Issuer:
         """Launches and waits."""
         costs = self._costs
         if op.collective is not None:
+            if op.collective.by_copy:
+                self._make_room(op, op.collective, issued_us, queues)
             self._add_kernel(queues, op, issued_us)
             gate = len(queues.compute) if exists is None else exists.gate(op)
             item = Item(op, costs.duration_us.get(op.name, 0.0), issued_us, gate, costs.contention_of(op.name))
@@ -133,8 +167,27 @@ class Issuer:
         elif op.launch is not None:
             if op.launch not in queues.launched:
                 raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
-            queues.compute.append(Item(op, 0.0, issued_us, launch=queues.launched[op.launch]))
+            self._issue_wait(op, op.launch, issued_us, queues)
+
+    def _issue_wait(self, op: OpNode, launch: str, issued_us: float, queues: Queues) -> None:
+        if op.name not in queues.waited:
+            queues.waited.add(op.name)
+            queues.compute.append(Item(op, 0.0, issued_us, launch=queues.launched[launch]))
             self._add_kernel(queues, op, issued_us)
+
+    def _make_room(self, op: OpNode, collective: Collective, issued_us: float, queues: Queues) -> None:
+        """Hold the compute lane until the place that a launch by copy takes is free.
+
+        What a gather casts may only be put there when the peers have fetched what was there before; they have when this
+        rank has, for all do the same. Gradients that lie there are summed first, which ``rewrite.places`` moves here.
+        """
+        tenants = queues.staging.tenants_before(op.name, collective)
+        if collective.kind is not CollectiveKind.ALL_GATHER:
+            for tenant in tenants:
+                for wait in self._waits.get(tenant, ()):
+                    self._issue_wait(wait, tenant, issued_us, queues)
+        elif tenants:  # copies end in the order of their launches
+            queues.compute.append(Item(op, 0.0, issued_us, launch=queues.launched[tenants[-1]]))
 
     def _add_kernel(self, queues: Queues, op: OpNode, issued_us: float) -> None:
         """A launch that first casts what it sends, a wait that then sums what has arrived."""
