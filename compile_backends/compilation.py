@@ -70,13 +70,9 @@ class Compilation:
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
-        carriers = Carriers(config.transport, config.reduction, recorded=records_graphs(config.mode))
-        if carriers.recorded:
+        if records_graphs(config.mode):
             hardware = hardware.replaying()
-        if carriers.recorded and carriers.transport == "copy_engine":
-            _log.warning(
-                "transport='copy_engine' in recorded graphs is not proven yet: compare losses, or leave it out"
-            )
+        carriers = Carriers(config.transport, config.reduction)
         saved = None if config.plan is None else SavedPlans.load(config.plan, *place_in_world())
         shaped_by = (
             source_digest(),
