@@ -23,9 +23,10 @@ PAGES = (
 )
 PRODUCT = ("overlap_pass", "compile_backends", "examples", "tests")
 
-# Names of PyTorch, CUDA, transformers and HTA that pages speak of and no code of ours mentions.
+# Names of PyTorch, CUDA, transformers and DeepSpeed that pages speak of and no code of ours mentions.
 OTHERS = {
     "CTAPolicy",
+    "autosp",
     "basicConfig",
     "batched_mm",
     "cuStreamWaitValue32",
