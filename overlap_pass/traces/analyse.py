@@ -261,6 +261,7 @@ def _step(device: _Device, step: Step, times: _Times, waiting: _Waiting) -> Step
         late_parts=tuple(shifted(times.causes.exposed[ExposedCause.LATE], window)),
         collectives=_collective_figures(cut, stats.per_collective, times.causes, window, waiting),
         syncs=_syncs(times.causes, window),
+        kernels_ns=_kernels_ns(cut),
         launches=None if device.whole else sum(launched.values()),
         missing=launched[False],
     )
@@ -316,6 +317,14 @@ def _collective_figures(
             )
         )
     return tuple(found)
+
+
+def _kernels_ns(cut: Iterable[tuple[Span, DeviceEvent]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for span, event in cut:
+        if event.shape:
+            found[event.shape] += span.duration_ns
+    return found
 
 
 def _syncs(causes: Causes, window: Interval) -> tuple[SyncFigures, ...]:
