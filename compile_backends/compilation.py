@@ -13,7 +13,7 @@ import torch.fx as fx
 
 from compile_backends import roll_call
 from compile_backends.identity import capture_digest, place_in_world, rank_of_world, source_digest
-from compile_backends.modes import records_graphs
+from overlap_pass.profiling.modes import records_graphs
 from compile_backends.trail import with_trail
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware

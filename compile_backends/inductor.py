@@ -19,7 +19,7 @@ import compile_backends.lowerings  # noqa: F401  registers them
 from compile_backends import roll_call
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
-from compile_backends.modes import mode_patches
+from overlap_pass.profiling.modes import mode_patches
 from compile_backends.settle import Settle
 from overlap_pass.config import Config
 from overlap_pass.errors import OptionError

@@ -25,6 +25,7 @@ SMALL = Scale(
     gather_bytes=2**12,
     reduce_bytes=2**12,
     busy_gemms=2,
+    warm_rounds=1,
     launches=4,
     batches=1,
 )
