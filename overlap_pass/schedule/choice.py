@@ -42,7 +42,7 @@ __all__ = ["Choice", "choose"]
 
 _log = logging.getLogger("overlap_pass")
 
-_RUNGS = (0.03125, 0.0625, 0.125, 0.25, 0.5)
+_RUNGS = (0.00390625, 0.03125, 0.0625, 0.125, 0.25, 0.5)
 _ASKED_VARIANTS = 2
 _QUICK = LatestStart(margin=1.5)
 _PATIENCE = 2

@@ -1,4 +1,24 @@
-"""What every registered strategy promises, on random FSDP-like programs."""
+"""What every registered strategy promises, on random FSDP-like programs.
+
+Scenarios and cases of ``../shared/scenarios/CASES.md`` that are the planner's, and where they are tried (``test_scenarios``
+and ``test_backend_order`` are in ``tests/cpu``)::
+
+    S06 B23  no bound, a bound of nothing    test_scenarios; here "keeps its budget", launches joined
+    S07 B24  the peak inside an op           test_scenarios; test_memory
+    S28 B24  predicted is measured           test_scenarios (exactly)
+    S09 B25  so many gathers ahead           test_scenarios; test_strategies "depth of two"
+    S12 B18  two communicators               test_scenarios; test_in_flight; test_agreement
+    S14 B44  symbolic sizes                  test_scenarios
+    S17 B48  long graphs                     test_scenarios; growth: tests.bench.scale, no timed test
+    S20 B51  measuring overlap               test_scenarios; test_stats
+    S21 B32  one communicator, one at a time test_scenarios; test_simulate
+    S24 B31  a view pins no wait             test_scenarios; test_strategies
+    S27 B20  hash seeds                      test_scenarios; here
+    S36 B41  the only room                   test_scenarios
+    S31 B26  gathered and saved              test_scenarios; test_backend_order
+        B30  reserved memory                 not covered: reports hold no allocator retries
+        B27 to B29                           are not in that list
+"""
 
 from __future__ import annotations
 

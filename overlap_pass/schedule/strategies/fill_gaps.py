@@ -23,7 +23,6 @@ _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SCHEDULED = 2
 _HOPELESS = 1.02
 """Where the proven bound of compute as written is so far above that of any order, compute is moved first."""
-_QUICK = LatestStart(margin=1.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class FillGaps:
             for share in _AHEAD_SHARES
         ]
         for made, share in sorted(filled, key=lambda pair: pair[0].end_us)[:_SCHEDULED]:
-            order, _ = _QUICK.order(orders.problem(made, problem.budget_bytes))
+            order, _ = LatestStart().order(orders.problem(made, problem.budget_bytes))
             yield tuple(made.order[position] for position in order), f"compute moved, up to {share:.0%} of it ahead"
 
 

@@ -26,6 +26,8 @@ __all__ = ["LatestStart"]
 _MARGINS = (1.0, 1.5, 2.5)
 _AHEAD_SHARES = (0.0, 0.02, 0.1)
 _FIRST = ((1.0, 0.0), (1.5, 0.1))
+_SLACK = 0.5
+"""Slack of the most eager policies; with the others it buys nothing and holds memory."""
 _KEPT = 3
 """So many policies of the ladder are tried within a budget: those that are best without one."""
 
@@ -141,5 +143,6 @@ class _Ladder:
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
         margin, share = rung
-        wishes = feed(self._ground, Policy(margin, share * self._step_us), allowed_bytes)
+        slack = _SLACK if margin >= _MARGINS[-1] else 0.0
+        wishes = feed(self._ground, Policy(margin, share * self._step_us, slack), allowed_bytes)
         return place(self._ground.placement, wishes)
