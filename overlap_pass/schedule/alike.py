@@ -153,7 +153,7 @@ class _Bench:
             compute_us = {name: ratio * travel_us for name, travel_us in self._travel_us.items()}
             table = reference_costs(program, costs, compute_us)
             order, _ = _QUICK.order(Problem(dag, table, None))
-            steps_us.append(Simulator(program, table).step_us([program.ops[position].name for position in order]))
+            steps_us.append(Simulator(program, table).step_us(order))
         self._known[launches] = steps_us
         return steps_us
 

@@ -152,7 +152,9 @@ class _Feeder:
         for launch in boundary.reads:
             if self._lane_of(launch) is lane:
                 self._start_up_to(lane, launch)
-        start_us = self._anchor_start_us(boundary)
+        if not (lane.gathers or lane.gradients):
+            return
+        start_us = self._anchor_start_us(boundary) if boundary.reads else self.now_us
         horizon_us = start_us + boundary.runs_us
         while drain or self._runs_dry(lane, start_us, horizon_us):
             move = self._choose(lane, boundary, start_us, horizon_us)
@@ -170,9 +172,14 @@ class _Feeder:
         boundary.
         """
         blocked = start_us > self.now_us and bool(lane.queued)
+        if len(lane.queued) != blocked:
+            return False
         free_us = lane.free_us + (self.ground.traffic_us[lane.queued[0][0].launch] if blocked else 0.0)
+        fed_us = horizon_us + lane.slack_us
+        if free_us < fed_us or free_us >= fed_us + lane.head_us:
+            return free_us < fed_us
         heads_us = (self.ground.head_us[moves[0].launch] for moves in (lane.gathers, lane.gradients) if moves)
-        return len(lane.queued) == blocked and free_us < horizon_us + max(heads_us, default=0.0) + lane.slack_us
+        return free_us < fed_us + max(heads_us, default=0.0)
 
     def _anchor_start_us(self, boundary: Boundary) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
@@ -254,7 +261,7 @@ class _Feeder:
             if self.flying and (late or self.ends_us.get(self.flying[0].launch, inf) <= self.now_us):
                 self._wait_for_gradient(self.flying.popleft(), boundary)
             elif late and self.held.overdue:
-                move = self.held.overdue[0]
+                move = next(iter(self.held.overdue.values()))
                 lane = self.lanes[move.group]
                 lane.gradients.remove(move)
                 self._launch(move, lane, boundary, rank=WAITS)

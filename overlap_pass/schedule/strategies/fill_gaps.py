@@ -85,13 +85,13 @@ class _Best:
     """The best order so far: within the budget, then by score, then by peak."""
 
     def __init__(self, problem: Problem) -> None:
-        self.score, self._ops = Score(problem), problem.program.ops
-        self.order, self.how = tuple(range(len(self._ops))), "as written"
+        self.score = Score(problem)
+        self.order, self.how = tuple(range(len(problem.program.ops))), "as written"
         self._value = (True, math.inf, 0)
 
     def offer(self, order: tuple[int, ...], how: str) -> None:
         peak_bytes = self.score.peak_bytes(order)
-        value = (not self.score.fits(peak_bytes), self.score.of([self._ops[p].name for p in order]), peak_bytes)
+        value = (not self.score.fits(peak_bytes), self.score.of(order), peak_bytes)
         if value < self._value:
             self._value, self.order, self.how = value, order, how
 

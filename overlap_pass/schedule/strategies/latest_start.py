@@ -62,14 +62,13 @@ class LatestStart:
 
     def order(self, problem: Problem) -> tuple[tuple[int, ...], str]:
         """The order alone, by position, and how it came about."""
-        program, score = problem.program, Score(problem)
+        score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
         for order, how in self._candidates(problem, score):
             peak_bytes = score.peak_bytes(order)
             if not score.fits(peak_bytes):
                 continue
-            names = tuple(program.ops[p].name for p in order)
-            found = (score.below(names, math.inf if best is None else best[0]), peak_bytes)
+            found = (score.below(order, math.inf if best is None else best[0]), peak_bytes)
             if best is None or found < best[:2]:
                 best = (*found, order, how)
             if score.is_close(best[0]):
@@ -116,7 +115,7 @@ class _Ladder:
     """The orders that policies make of one problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self._ground, self._ops = Ground.shared(problem), problem.program.ops
+        self._ground = Ground.shared(problem)
         self._step_us = sum(problem.costs.duration_us.values())
         self._free: dict[_Rung, tuple[int, ...]] = {}
 
@@ -138,7 +137,7 @@ class _Ladder:
         distinct: dict[tuple[int, ...], _Rung] = {}
         for rung in itertools.product(margins, _AHEAD_SHARES):
             distinct.setdefault(self.free(rung), rung)
-        steps_us = {rung: score.step_us([self._ops[p].name for p in order]) for order, rung in distinct.items()}
+        steps_us = {rung: score.step_us(order) for order, rung in distinct.items()}
         return sorted(steps_us, key=lambda rung: steps_us[rung])[:_KEPT]
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
