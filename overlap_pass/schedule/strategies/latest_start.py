@@ -62,9 +62,20 @@ class LatestStart:
 
     def order(self, problem: Problem) -> tuple[tuple[int, ...], str]:
         """The order alone, by position, and how it came about."""
+        order, how = self.before_tail(problem)
+        ended = hide_tail(problem, order, Score(problem))
+        return ended, how if ended == order else f"{how}, compute put off behind the last launch"
+
+    def before_tail(self, problem: Problem, *, quick: bool = False) -> tuple[tuple[int, ...], str]:
+        """The same without compute put off behind the last launch.
+
+        Args:
+            quick: without the ladder of policies.
+        """
         score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
-        for order, how in self._candidates(problem, score):
+        candidates = self._candidates(problem, score)
+        for order, how in itertools.islice(candidates, len(_FIRST) + 1) if quick else candidates:
             peak_bytes = score.peak_bytes(order)
             if not score.fits(peak_bytes):
                 continue
@@ -75,8 +86,7 @@ class LatestStart:
                 break
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
             return Room.shared(problem).order, "least memory"
-        ended = hide_tail(problem, best[2], score)
-        return ended, best[3] if ended == best[2] else f"{best[3]}, compute put off behind the last launch"
+        return best[2:]
 
     def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
         """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, then of
@@ -118,12 +128,17 @@ class _Ladder:
         self._ground = Ground.shared(problem)
         self._step_us = sum(problem.costs.duration_us.values())
         self._free: dict[_Rung, tuple[int, ...]] = {}
+        self._within: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
 
     def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
         """The order for a budget: that without one if it fits."""
-        free = self.free(rung)
-        if score.fits(score.peak_bytes(free)):
-            return free
+        free, key = self.free(rung), (rung, score.budget_bytes)
+        if key not in self._within:
+            made = None if score.fits(score.peak_bytes(free)) else self._fitted(rung, score)
+            self._within[key] = free if made is None else made
+        return self._within[key]
+
+    def _fitted(self, rung: _Rung, score: Score) -> tuple[int, ...]:
         return fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
 
     def free(self, rung: _Rung) -> tuple[int, ...]:
