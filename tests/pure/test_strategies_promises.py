@@ -46,6 +46,7 @@ from overlap_pass.registry import parse, registry
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.placement import BEFORE, Placement, place
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import CLOSE, Score
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.verify import violations
 from tests.pure.programs import fsdp_programs, priced
@@ -135,6 +136,25 @@ def test_a_plan_is_never_worse_than_as_written_and_keeps_its_budget(strategy: St
     assert plan.after.step_us >= plan.bound.step_us * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("strategy", ["latest_start", "fill_gaps"])
+@given(data=st.data())
+@settings(max_examples=25)
+def test_the_default_is_no_longer_than_a_policy_of_eager_fsdp_that_fits(strategy: str, data) -> None:
+    program, costs = data.draw(priced())
+    dag = build_dag(program)
+    problem = Problem(dag, costs, Room.of(Placement(dag)).smallest_bytes + data.draw(st.integers(0, 60)))
+    score = Score(problem)
+    found = _positions(program, parse(strategy).schedule(problem))
+    for policy in ("backward_post", "backward_pre"):
+        simple = _positions(program, parse(policy).schedule(problem))
+        if score.fits(score.peak_bytes(simple)):
+            assert score.of(found) <= score.of(simple) * (1 + CLOSE)
+
+
+def _positions(program: Program, schedule: Schedule) -> list[int]:
+    return [program.index[name] for name in schedule.order]
+
+
 @every_strategy
 @given(data=st.data())
 @settings(max_examples=15)
@@ -172,6 +192,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.registry import parse
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import CLOSE, Score
 from overlap_pass.schedule.types import Problem
 from tests.pure.programs import Builder, prices
 

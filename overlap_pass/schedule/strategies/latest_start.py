@@ -17,6 +17,8 @@ from overlap_pass.schedule.ground import Ground
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
+from overlap_pass.schedule.strategies.backward_post import BackwardPost
+from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.tail import hide_tail
 from overlap_pass.schedule.types import Problem, Schedule
 from overlap_pass.spec import spec
@@ -36,8 +38,8 @@ _KEPT = 3
 class LatestStart:
     """Least memory for the same hidden time.
 
-    Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), then a short ladder of policies:
-    all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
+    Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), those of eager FSDP, then a short
+    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
     keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
@@ -89,8 +91,8 @@ class LatestStart:
         return best[2:]
 
     def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, then of
-        the best other policies."""
+        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, of eager
+        FSDP's policies, then of the best others."""
         placement, room = Placement.of(problem), Room.shared(problem)
         ladder = problem.once(_Ladder)
 
@@ -102,6 +104,8 @@ class LatestStart:
                 rung = (self.margin or margin, share)
                 yield ladder.within(rung, score), _told(rung)
             yield fit(early, problem.budget_bytes, score), "as early as memory allows"
+            for policy, order in problem.once(_eager_orders):
+                yield order, policy
             for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
                 yield ladder.within(rung, score), _told(rung)
             yield room.order, "least memory"
@@ -111,6 +115,13 @@ class LatestStart:
             if order not in seen:
                 seen.add(order)
                 yield order, how
+
+
+def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The orders of eager FSDP's own policies, which no plan should be longer than."""
+    index = problem.program.index
+    found = (policy.schedule(problem) for policy in (BackwardPost(), BackwardPre()))
+    return tuple((made.strategy, tuple([index[name] for name in made.order])) for made in found)
 
 
 _Rung = tuple[float, float]
