@@ -24,7 +24,7 @@ from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import price
 from overlap_pass.graph.program import Program
-from overlap_pass.planning import Plan, budget_within, make_plan
+from overlap_pass.planning import Plan, plan_step
 from overlap_pass.profiling.trace_plan import trace_model
 from overlap_pass.report import picture
 from overlap_pass.simulate.engine import simulate
@@ -65,11 +65,8 @@ def traced(tokens: int) -> Programs:
 def planned(programs: Programs, **options: str) -> list[Plan]:
     """Forward and backward, planned one after the other."""
     config = Config.from_options({"hardware": "h100", **options})
-    plans: list[Plan] = []
-    for program in programs:
-        budget = budget_within(config.memory_budget, program, plans)
-        plans.append(make_plan(program, config.hardware_for(None), config.strategy, budget, launches=config.launches))
-    return plans
+    hardware = config.hardware_for(None)
+    return list(plan_step(programs, hardware, config.strategy, config.memory_budget, launches=config.launches))
 
 
 def step(plans: Sequence[Plan], which: Callable[[Plan], Timeline] = lambda plan: plan.after.timeline) -> Timeline:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,7 +39,7 @@ from overlap_pass.simulate.bound import CPU_LANE, Bound, fixed_compute, lower_bo
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Plan", "bound_of", "budget_within", "make_plan", "replay"]
+__all__ = ["Plan", "bound_of", "budget_within", "make_plan", "plan_step", "replay"]
 
 _log = logging.getLogger("overlap_pass")
 
@@ -140,6 +140,51 @@ def budget_within(budget: Budget, program: Program, before: Sequence[Plan]) -> B
     return Beside(budget, resident_bytes(before[-1].program, program), before[-1].cpu_ahead_us)
 
 
+def plan_step(
+    programs: Sequence[Program],
+    hardware: Hardware,
+    strategy: Strategy,
+    budget: Budget,
+    *,
+    launches: Launches | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Plan, ...]:
+    """Plan the graphs of one step, forward first: :func:`make_plan` for each.
+
+    Args:
+        progress: called with what is being done.
+
+    Raises:
+        InfeasibleBudget: as for :func:`make_plan`, but the message names the smallest budget that fits all graphs.
+        PlanError: the limit on communicators in flight cannot be kept.
+    """
+    plans: list[Plan] = []
+    for program in programs:
+        progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
+        within = budget_within(budget, program, plans)
+        try:
+            plans.append(make_plan(program, hardware, strategy, within, launches=launches))
+        except InfeasibleBudget as error:
+            raise _of_step(error, [_to_keep(one, strategy, launches)[0] for one in programs]) from error
+    return tuple(plans)
+
+
+def _of_step(error: InfeasibleBudget, programs: Sequence[Program]) -> InfeasibleBudget:
+    """The error of one graph with the budget that all graphs of its step need."""
+    needed: list[tuple[int, str]] = []
+    for number, program in enumerate(programs):
+        beside = programs[number - 1] if number and program.phase is Phase.BACKWARD else None
+        beside_bytes = 0 if beside is None else resident_bytes(beside, program)
+        needed.append((_smallest_bytes(program) + beside_bytes, program.name))
+    smallest_bytes, name = max(needed)
+    return InfeasibleBudget(
+        f"memory_budget of {format_bytes(error.budget_bytes)} is below what the step needs in any order that was found, most "
+        f"of all in graph {name!r}; smallest budget that fits: {smallest_bytes} bytes ({format_bytes(smallest_bytes)})",
+        budget_bytes=error.budget_bytes,
+        smallest_bytes=smallest_bytes,
+    )
+
+
 def make_plan(
     program: Program,
     hardware: Hardware,
@@ -160,14 +205,11 @@ def make_plan(
         measured: op name → microseconds, over the cost model's.
 
     Raises:
-        InfeasibleBudget: no order of this graph fits; the message names the smallest budget that does.
+        InfeasibleBudget: no order of this graph fits; the message names the smallest budget that does (a backward of it may
+            need more: :func:`plan_step` looks at both).
         PlanError: the limit on communicators in flight cannot be kept.
     """
-    launches = launches or Launches()
-    program = launches.bind(program)
-    if isinstance(strategy, AsWritten):  # asked to change nothing; the order as written is that of all ranks
-        launches = replace(launches, coalesce="off", order="priced")
-        program = replace(program, launches_fixed=launches.most_in_flight is not None)
+    program, launches = _to_keep(program, strategy, launches)
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
     by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
@@ -181,6 +223,16 @@ def make_plan(
         safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
         return _dropped(broken[0], safe)
     return written.plan(chosen)
+
+
+def _to_keep(program: Program, strategy: Strategy, launches: Launches | None) -> tuple[Program, Launches]:
+    """The program with what its schedules have to keep."""
+    launches = launches or Launches()
+    program = launches.bind(program)
+    if isinstance(strategy, AsWritten):  # asked to change nothing; the order as written is that of all ranks
+        launches = replace(launches, coalesce="off", order="priced")
+        program = replace(program, launches_fixed=launches.most_in_flight is not None)
+    return program, launches
 
 
 def replay(program: Program, hardware: Hardware, budget: Budget, pinned: Pinned) -> Plan:
@@ -278,16 +330,25 @@ def _check_feasible(written: _Written) -> None:
     budget_bytes, memory, program = written.budget_bytes, written.memory, written.program
     if budget_bytes is None or memory.peak_bytes <= budget_bytes:
         return
-    tight_bytes = once(Placement.of_program(program), Room.of).smallest_bytes + written.resident_bytes
-    smallest_bytes = min(tight_bytes, memory.peak_bytes)
+    smallest_bytes = _smallest_bytes(program) + written.resident_bytes
     if smallest_bytes > budget_bytes:
+        forward = program.phase is Phase.FORWARD
+        unknown = "; that is for this graph, a backward of it is planned later and may need more" if forward else ""
         raise InfeasibleBudget(
             f"memory_budget of {format_bytes(budget_bytes)} is below what graph {program.name!r} needs in any order "
             f"that was found (peak {format_bytes(memory.peak_bytes)} at {memory.peak_op!r} as written); smallest budget "
-            f"that fits: {smallest_bytes} bytes ({format_bytes(smallest_bytes)})",
+            f"that fits: {smallest_bytes} bytes ({format_bytes(smallest_bytes)}){unknown}",
             budget_bytes=budget_bytes,
             smallest_bytes=smallest_bytes,
         )
+
+
+def _smallest_bytes(program: Program) -> int:
+    """Of the order as written and that of least memory, without what is held beside the graph."""
+    return min(
+        once(Placement.of_program(program), Room.of).smallest_bytes,
+        once(program, Lifetimes).peak_bytes(range(len(program.ops))),
+    )
 
 
 def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:

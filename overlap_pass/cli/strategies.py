@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(text: str, config: Config, programs: tuple[Program, ...], budget: Budget, progress: Progress) -> Row:
-    from overlap_pass.planning import Plan, budget_within, make_plan
+    from overlap_pass.planning import plan_step
     from overlap_pass.registry import parse
     from overlap_pass.report.strategies_table import Row
 
@@ -75,10 +75,7 @@ def _row(text: str, config: Config, programs: tuple[Program, ...], budget: Budge
     strategy: Any = parse(text)
     began_s = time.perf_counter()
     try:
-        plans: list[Plan] = []
-        for program in programs:
-            within = budget_within(budget, program, plans)
-            plans.append(make_plan(program, config.hardware_for(None), strategy, within, launches=config.launches))
+        plans = plan_step(programs, config.hardware_for(None), strategy, budget, launches=config.launches)
     except OverlapPassError as error:
         return Row(text, planning_s=time.perf_counter() - began_s, refused=str(error))
     bound_us = sum(plan.bound.step_us for plan in plans)

@@ -133,17 +133,13 @@ class _Traces:
         return scaled, config.memory_budget
 
 
-def _plans(programs: tuple[Program, ...], budget: Budget, config: Config) -> list[Plan]:
-    from overlap_pass.planning import budget_within, make_plan
+def _plans(programs: tuple[Program, ...], budget: Budget, config: Config) -> tuple[Plan, ...]:
+    from overlap_pass.planning import plan_step
 
-    plans: list[Plan] = []
-    for program in programs:
-        within = budget_within(budget, program, plans)
-        plans.append(make_plan(program, config.hardware_for(None), config.strategy, within, launches=config.launches))
-    return plans
+    return plan_step(programs, config.hardware_for(None), config.strategy, budget, launches=config.launches)
 
 
-def _point(plans: list[Plan], tokens: int, world: int, config: Config) -> Point:
+def _point(plans: tuple[Plan, ...], tokens: int, world: int, config: Config) -> Point:
     from overlap_pass.report.sweep import Point
 
     return Point(

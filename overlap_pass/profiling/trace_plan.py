@@ -21,7 +21,7 @@ from overlap_pass.errors import CaptureError, OptionError
 from overlap_pass.fsdp.convert import make_traceable
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
-from overlap_pass.planning import Plan, budget_within, make_plan
+from overlap_pass.planning import plan_step
 from overlap_pass.profiling import llama
 from overlap_pass.profiling.modes import records_graphs
 from overlap_pass.report.comparison import Comparison
@@ -163,13 +163,11 @@ def plan_model(
         hardware = hardware.replaying()
     carriers = Carriers(config.transport, config.reduction)
     by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
-    plans: list[Plan] = []
-    for program in trace_model(
+    programs = trace_model(
         build, world_size=world_size, progress=progress, cut=by_budget or partition, carriers=carriers
-    ):
-        progress(f"planning {program.name}: {len(program.ops)} ops, {len(program.launches)} collectives")
-        budget = budget_within(config.memory_budget if by_budget is None else by_budget.budget, program, plans)
-        plans.append(make_plan(program, hardware, config.strategy, budget, launches=config.launches))
+    )
+    budget = config.memory_budget if by_budget is None else by_budget.budget
+    plans = plan_step(programs, hardware, config.strategy, budget, launches=config.launches, progress=progress)
     found = (
         ("ranks", f"{world_size} × {hardware.name}"),
         ("strategy", spec(config.strategy)),

@@ -12,7 +12,7 @@ from overlap_pass.report.causes import causes
 from overlap_pass.report.comparison import Comparison, Side
 from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.significance import CONFIDENCE, Interval, least_rounds, location, ratio
-from overlap_pass.units import format_us
+from overlap_pass.units import format_bytes, format_us
 
 __all__ = ["SCHEMA", "Agreement", "LeftOut", "Measured", "Outcome", "SystemKind", "Verification"]
 
@@ -130,7 +130,22 @@ class Measured:
         """What was predicted beside what was measured; empty without a prediction."""
         if self.predicted is None:
             return ()
-        return self.predicted.lines(self.median_us, self.side, self.peak_bytes)
+        return (*self.predicted.lines(self.median_us, self.side, self.peak_bytes), *self._over_budget)
+
+    @property
+    def _over_budget(self) -> tuple[str, ...]:
+        """Memory above the budget: what the step allocated, or what the allocator reserved for it."""
+        budget_bytes = None if self.predicted is None else self.predicted.budget_bytes
+        if budget_bytes is None or max(self.peak_bytes, self.reserved_bytes) <= budget_bytes:
+            return ()
+        above = f"above the budget of {format_bytes(budget_bytes)}"
+        if self.peak_bytes > budget_bytes:
+            return (f"OVER BUDGET: {format_bytes(self.peak_bytes)} allocated, {above}",)
+        return (
+            f"OVER BUDGET in reserved memory: {format_bytes(self.reserved_bytes)}, {above}, though no more than "
+            f"{format_bytes(self.peak_bytes)} was allocated at once; the caching allocator keeps the rest: set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {

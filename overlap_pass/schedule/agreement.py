@@ -6,8 +6,8 @@ recompiles: its prices, its memory and its number of ops are its own. So the ord
 see differently:
 
 - which collectives there are, on which communicator, and how large they are;
-- the order as written of their *events*: a gather's first reader, the op that a reduction waits for, an activation
-  collective itself.
+- the order as written of their *events*: a gather's first reader, the op that a reduction waits for (or behind which it was
+  written, where that is later), an activation collective itself.
 
 Events come in an order, not at a time, so that neither a size nor a number of ops between two of them counts::
 
@@ -42,14 +42,17 @@ _LEAST_ALLOWANCE_BYTES = 256 * 2**20
 """Ahead of their readers even where units are small: an NVLink carries that much in about a millisecond."""
 
 
-def agreed(program: Program, share: float = 1.0) -> Program:
+def agreed(program: Program, share: float = 1.0, *, as_written: bool = False) -> Program:
     """The program in an order whose launches depend on collectives and on the order of their events alone.
 
     Args:
         share: of the allowance that gathers may use.
+        as_written: reductions go where they were written, not as soon as their input exists.
     """
     placement = Placement.of_program(program)
-    order = place(placement, _wishes(placement, int(share * allowance(program))))
+    events = once(placement, _events_as_written if as_written else _events)
+    ahead_of = _ahead_of(program, events, int(share * allowance(program)))
+    order = place(placement, _wishes(placement, events, ahead_of))
     return replace(program, ops=tuple(program.ops[position] for position in order), launches_fixed=True)
 
 
@@ -154,21 +157,32 @@ class _Event:
 
 
 def _events(placement: Placement) -> Sequence[_Event]:
-    found = []
+    """Reductions as soon as their input exists."""
+    return _events_of(placement, as_written=False)
+
+
+def _events_as_written(placement: Placement) -> Sequence[_Event]:
+    """Reductions where they were written, which holds less where casts of gradients are large and memory falls."""
+    return _events_of(placement, as_written=True)
+
+
+def _events_of(placement: Placement, *, as_written: bool) -> Sequence[_Event]:
+    found, anchors = [], placement.anchors
     for move in placement.moves:
         if move.launch not in placement.free:
             found.append(_Event(move.launch, ANCHOR, move))
         elif move.role is Role.PARAMETER:
             found.append(_Event(move.deadline, BEFORE, move))
         else:
-            found.append(_Event(move.release - 1, AFTER, move))
+            behind = anchors[bisect_left(anchors, move.launch) - 1] if as_written and move.launch > anchors[0] else -1
+            found.append(_Event(max(move.release - 1, behind), AFTER, move))
     return sorted(found, key=lambda event: event.place)
 
 
-def _wishes(placement: Placement, allowance_bytes: int) -> dict[int, Key]:
+def _wishes(placement: Placement, events: Sequence[_Event], ahead_of: Mapping[int, int]) -> dict[int, Key]:
     """Wishes (see ``placement.place``) that put all launches into the agreed order."""
     wishes: dict[int, Key] = {}
-    for sequence, (event, (anchor, rank)) in enumerate(_sequence(placement, allowance_bytes)):
+    for sequence, (event, (anchor, rank)) in enumerate(_sequence(events, ahead_of)):
         if event.rank == ANCHOR:  # so that what it sends dies when it did
             wishes.update({wait: (wait, WAITS, 0) for wait in event.move.waits})
             continue
@@ -178,11 +192,13 @@ def _wishes(placement: Placement, allowance_bytes: int) -> dict[int, Key]:
     return wishes
 
 
-def _sequence(placement: Placement, allowance_bytes: int) -> Iterator[tuple[_Event, tuple[int, int]]]:
-    """Events in the agreed order of their launches, each with the anchor and the side of it where its launch goes."""
-    events = once(placement, _events)
+def _sequence(events: Sequence[_Event], ahead_of: Mapping[int, int]) -> Iterator[tuple[_Event, tuple[int, int]]]:
+    """Events in the agreed order of their launches, each with the anchor and the side of it where its launch goes.
+
+    Args:
+        ahead_of: gather's launch → number of the first other event that it is launched ahead of, ascending along the gathers.
+    """
     others = [event for event in events if not _gathers(event)]
-    ahead_of = _ahead_of(placement.program, events, allowance_bytes)
     waiting = [event for event in reversed(events) if _gathers(event)]
     for number, other in enumerate(others):
         while waiting and ahead_of[waiting[-1].move.launch] <= number:

@@ -7,6 +7,7 @@ where each launch stands, is chosen at this rank's prices in this rank's memory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,17 +62,19 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Launches joined as in ``variant``, in an order that they keep."""
+    """Launches joined as in ``variant``, in an order that they keep, and what that adds to the order as written."""
 
     variant: Variant
     ordered: Program
+    added_bytes: int = 0
 
 
 def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Program], CostTable]) -> Choice:
     """The strategy's best order among those whose launches every rank joins and orders in the same way.
 
-    1. Each variant with the largest share of the allowance that adds no more than the budget allows; the one that is best at
-       reference prices (ties: the fewest changes) is the order of all ranks.
+    1. Each variant, with reductions where they were written and as soon as their input exists, with the largest share of the
+       allowance that adds no more than the budget allows, then all shares of the best variant; the one that is best at reference
+       prices (ties: what adds least, then the fewest changes) is the order of all ranks.
     2. If it does not fit on this rank, smaller shares, then the order as written, then that of least memory. These look at
        local memory, and :data:`LOCAL` says so.
 
@@ -80,7 +83,7 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
     """
     written = found[0]
     bench = _Bench(written, terms)
-    shared = bench.best([bench.candidate(variant) for variant in found])
+    shared = bench.shared(found)
     fitting = next(c for c in (shared, *_local(written, shared)) if _fits(c.ordered, terms.budget_bytes))
     problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
     chosen = choose([replace(fitting.variant, problem=problem)], terms.strategy, terms.budget_bytes)
@@ -94,41 +97,64 @@ class _Bench:
     def __init__(self, written: Variant, terms: Terms) -> None:
         self._written, self._strategy = written, terms.strategy
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
+        self._known: dict[tuple[str, ...], list[float]] = {}
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
 
-    def candidate(self, variant: Variant) -> _Candidate:
-        """The first order that adds no more than the budget allows; where there is none, the order as written."""
-        for ordered in filter(None, map(hold_back, self._orders(variant))):
-            if self._extra_bytes is None or added_bytes(self._written.problem.program, ordered) <= self._extra_bytes:
-                return _Candidate(variant, ordered)
-        return _as_written(self._written)
+    def shared(self, found: Sequence[Variant]) -> _Candidate:
+        """The order of all ranks: the best variant at the largest share, then the best of its shares."""
+        first = [next(itertools.chain(*self._ways(variant)), None) for variant in found]
+        best = self._best([way for way in first if way is not None] or [_as_written(self._written)])
+        if isinstance(self._strategy, BackwardPre | BackwardPost):
+            return best
+        ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]
+        return self._best([best, *itertools.chain(*ways)])
 
-    def _orders(self, variant: Variant) -> Iterator[Program]:
+    def _ways(self, variant: Variant) -> list[Iterator[_Candidate]]:
+        """The orders that add no more than the budget allows: with reductions where they were written, and as soon as they may."""
+        return [self._allowed(variant, self._orders(variant, as_written=as_written)) for as_written in (True, False)]
+
+    def _allowed(self, variant: Variant, orders: Iterator[Program]) -> Iterator[_Candidate]:
+        for ordered in filter(None, map(hold_back, orders)):
+            added = added_bytes(self._written.problem.program, ordered)
+            if self._extra_bytes is None or added <= self._extra_bytes:
+                yield _Candidate(variant, ordered, added)
+
+    def _orders(self, variant: Variant, *, as_written: bool) -> Iterator[Program]:
         """FSDP's own policies look at no price and no memory: their order is all ranks' as it is. Else smaller shares."""
         if isinstance(self._strategy, BackwardPre | BackwardPost):
             yield _fixed(variant, self._strategy.schedule(variant.problem).order)
         for share in _SHARES:
-            yield agreed(variant.problem.program, share)
+            yield agreed(variant.problem.program, share, as_written=as_written)
 
-    def best(self, candidates: Sequence[_Candidate]) -> _Candidate:
-        """The one with the least sum of steps, each relative to the best one's; ties to the first."""
+    def _best(self, found: Sequence[_Candidate]) -> _Candidate:
+        """The one with the least sum of steps, each relative to the best one's; ties to what adds least, then to the first."""
+        distinct: dict[tuple[str, ...], _Candidate] = {}
+        for candidate in found:
+            distinct.setdefault(tuple(op.name for op in candidate.ordered.launches), candidate)
+        candidates = list(distinct.values())
         if len(candidates) == 1:
             return candidates[0]
-        steps_us = [self._steps_us(candidate) for candidate in candidates]
+        steps_us = [self._steps_us(candidate, launches) for launches, candidate in distinct.items()]
         least_us = [min(column) for column in zip(*steps_us, strict=True)]
         scores = [sum(step / least for step, least in zip(row, least_us, strict=True) if least) for row in steps_us]
-        return candidates[scores.index(min(scores))]
+        ranked = (
+            (score, way.added_bytes, place) for place, (score, way) in enumerate(zip(scores, candidates, strict=True))
+        )
+        return candidates[min(ranked)[2]]
 
-    def _steps_us(self, candidate: _Candidate) -> list[float]:
+    def _steps_us(self, candidate: _Candidate, launches: tuple[str, ...]) -> list[float]:
         """At each kind of step, with launches and waits where an unbounded budget lets them be."""
+        if launches in self._known:
+            return self._known[launches]
         program, costs = candidate.ordered, candidate.variant.problem.costs  # of launches, which no order changes
         dag = build_dag(program)
         steps_us = []
         for ratio in _COMPUTE_PER_TRAFFIC:
             compute_us = {name: ratio * travel_us for name, travel_us in self._travel_us.items()}
             table = reference_costs(program, costs, compute_us)
-            order = _QUICK.schedule(Problem(dag, table, None)).order
+            order, _ = _QUICK.order(Problem(dag, table, None))
             steps_us.append(Simulator(program, table).step_us(order))
+        self._known[launches] = steps_us
         return steps_us
 
 
@@ -145,8 +171,8 @@ def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
     """What may fit where the shared order does not; the last two are what any feasible budget allows."""
     program = written.problem.program
     for variant in (shared.variant, written) if shared.variant.groups else (written,):
-        for share in _SHARES[1:]:
-            ordered = hold_back(agreed(variant.problem.program, share))
+        for share, as_written in itertools.product(_SHARES, (True, False)):
+            ordered = hold_back(agreed(variant.problem.program, share, as_written=as_written))
             if ordered is not None:
                 yield _Candidate(variant, ordered)
     yield _as_written(written)

@@ -42,7 +42,7 @@ __all__ = ["Choice", "choose"]
 
 _log = logging.getLogger("overlap_pass")
 
-_RUNGS = (0.03125, 0.0625, 0.125, 0.25, 0.5)
+_RUNGS = (0.00390625, 0.03125, 0.0625, 0.125, 0.25, 0.5)
 _ASKED_VARIANTS = 2
 _QUICK = LatestStart(margin=1.5)
 _PATIENCE = 2
@@ -194,8 +194,8 @@ class _Bench:
     def _rated(self, variant: Variant, schedule: Schedule, *, safe: bool = False) -> _Option:
         score = self._score(variant)
         index = variant.problem.program.index
-        peak_bytes = score.peak_bytes([index[name] for name in schedule.order])
-        step_us, score_us = score.step_us(schedule.order), score.of(schedule.order)
+        order = [index[name] for name in schedule.order]
+        peak_bytes, step_us, score_us = score.peak_bytes(order), score.step_us(order), score.of(order)
         return _Option(variant, schedule, peak_bytes, peak_bytes, score_us, step_us, safe)
 
     def safe_options(self, variant: Variant) -> list[_Option]:

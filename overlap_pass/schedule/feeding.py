@@ -36,10 +36,13 @@ class Policy:
     Attributes:
         margin: a gather counts this many times its duration when its latest start is computed.
         ahead_us: how long before its latest start a gather may go when the lane would idle (``inf``: any time).
+        slack: how early a lane is fed, in times of its mean collective: the clock of the pass is an estimate, and where it errs
+            by microseconds the lane would idle until the next boundary.
     """
 
     margin: float = 1.25
     ahead_us: float = 0.0
+    slack: float = 0.0
 
 
 def feed(ground: Ground, policy: Policy, budget_bytes: int | None) -> dict[int, Key]:
@@ -60,12 +63,16 @@ class _Lane:
         gradients: reductions whose input exists and that are still to be launched, oldest first.
         queued: launched and not started.
         free_us: when what runs on it ends.
+        head_us: the longest that a launch on it has to wait for what leads to it.
+        slack_us: how early it is fed, see :class:`Policy`.
     """
 
     gathers: deque[Move]
     gradients: deque[Move] = field(default_factory=deque)
     queued: deque[tuple[Move, float]] = field(default_factory=deque)
     free_us: float = 0.0
+    head_us: float = 0.0
+    slack_us: float = 0.0
 
 
 class _Feeder:
@@ -74,6 +81,10 @@ class _Feeder:
         self.between_kernels = ground.costs.starts_between_kernels
         self.slow_down = ground.costs.contention.compute_beside_communication
         self.lanes = {group: _Lane(deque(gathers)) for group, gathers in ground.gathers.items()}
+        for launch, group in ground.groups.items():
+            self.lanes[group].head_us = max(self.lanes[group].head_us, ground.head_us[launch])
+        for group, lane in self.lanes.items():
+            lane.slack_us = policy.slack * ground.mean_us[group]
         self.latest_us: dict[int, float] = {}
         for gathers in ground.gathers.values():
             self._note_latest_starts(gathers)
@@ -118,7 +129,7 @@ class _Feeder:
         for lane in self.lanes.values():
             if lane.queued:
                 return False
-            if lane.free_us >= end_us:
+            if lane.free_us >= end_us + lane.head_us + lane.slack_us:
                 continue
             if lane.gradients or (lane.gathers and self._wanted(lane.gathers[0], boundary, now_us, end_us)):
                 return False
@@ -141,7 +152,9 @@ class _Feeder:
         for launch in boundary.reads:
             if self._lane_of(launch) is lane:
                 self._start_up_to(lane, launch)
-        start_us = self._anchor_start_us(boundary)
+        if not (lane.gathers or lane.gradients):
+            return
+        start_us = self._anchor_start_us(boundary) if boundary.reads else self.now_us
         horizon_us = start_us + boundary.runs_us
         while drain or self._runs_dry(lane, start_us, horizon_us):
             move = self._choose(lane, boundary, start_us, horizon_us)
@@ -153,14 +166,20 @@ class _Feeder:
         return self.lanes[self.ground.groups[launch]]
 
     def _runs_dry(self, lane: _Lane, start_us: float, horizon_us: float) -> bool:
-        """Whether the lane would have nothing to start at the next boundary.
+        """Whether the lane would have nothing to start at the next boundary, or only once what leads to it has run there.
 
         Where compute blocks first, the first of the queue starts with the anchor, and only the others wait for the
         boundary.
         """
         blocked = start_us > self.now_us and bool(lane.queued)
+        if len(lane.queued) != blocked:
+            return False
         free_us = lane.free_us + (self.ground.traffic_us[lane.queued[0][0].launch] if blocked else 0.0)
-        return len(lane.queued) == blocked and free_us < horizon_us
+        fed_us = horizon_us + lane.slack_us
+        if free_us < fed_us or free_us >= fed_us + lane.head_us:
+            return free_us < fed_us
+        heads_us = (self.ground.head_us[moves[0].launch] for moves in (lane.gathers, lane.gradients) if moves)
+        return free_us < fed_us + max(heads_us, default=0.0)
 
     def _anchor_start_us(self, boundary: Boundary) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
@@ -242,7 +261,7 @@ class _Feeder:
             if self.flying and (late or self.ends_us.get(self.flying[0].launch, inf) <= self.now_us):
                 self._wait_for_gradient(self.flying.popleft(), boundary)
             elif late and self.held.overdue:
-                move = self.held.overdue[0]
+                move = next(iter(self.held.overdue.values()))
                 lane = self.lanes[move.group]
                 lane.gradients.remove(move)
                 self._launch(move, lane, boundary, rank=WAITS)

@@ -53,6 +53,7 @@ class Ground:
         head_us: launch → what leads to it and goes with it.
         gathers: communicator → its parameter gathers by deadline.
         groups: launch → communicator.
+        mean_us: communicator → mean duration of its collectives.
         followers: launch → reductions that send its result on.
         boundaries: along the order of compute.
         starts_us: anchor → see :class:`Boundary`.
@@ -74,6 +75,7 @@ class Ground:
             self.groups[move.launch] = move.group
             for launch in move.after:
                 self.followers.setdefault(launch, []).append(move)
+        self.mean_us = {group: self._mean_us(group) for group in placement.program.groups}
         self.gathers = {group: self._gathers(group) for group in placement.program.groups}
         self.starts_us = self._nominal_starts()
         self.due_at: dict[int, int] = {}
@@ -87,6 +89,10 @@ class Ground:
     def communicates(self, position: int) -> bool:
         """Whether an anchor is a collective (of activations: the others are no anchors)."""
         return self.placement.program.ops[position].collective is not None
+
+    def _mean_us(self, group: str) -> float:
+        times_us = [self.duration_us[launch] for launch, lane in self.groups.items() if lane == group]
+        return sum(times_us) / len(times_us) if times_us else 0.0
 
     def _gathers(self, group: str) -> tuple[Move, ...]:
         moves = [m for m in self.placement.moves if m.group == group and m.role is Role.PARAMETER]

@@ -13,8 +13,6 @@ estimate, mostly from above; the exact peak is taken of the finished order.
 
 from __future__ import annotations
 
-from collections import deque
-
 from overlap_pass.graph.program import Role
 from overlap_pass.schedule.ground import Boundary, Ground
 from overlap_pass.schedule.placement import Move
@@ -27,14 +25,14 @@ class Held:
 
     Attributes:
         extra_bytes: held now.
-        overdue: reductions that the tight order has launched by now and this one has not, oldest first.
+        overdue: reductions that the tight order has launched by now and this one has not, by launch, oldest first.
     """
 
     def __init__(self, ground: Ground, budget_bytes: int | None) -> None:
         self._ops, self._room, self._budget_bytes = ground.placement.program.ops, ground.room, budget_bytes
         self._due_at = ground.due_at
         self.extra_bytes = 0
-        self.overdue: deque[Move] = deque()
+        self.overdue: dict[int, Move] = {}
         self._launched: set[int] = set()
         self._until: dict[int, int] = {}
 
@@ -44,7 +42,7 @@ class Held:
         for move in boundary.due:
             if move.launch not in self._launched:
                 self.extra_bytes += self._waiting_bytes(move)
-                self.overdue.append(move)
+                self.overdue[move.launch] = move
 
     def launch(self, move: Move, position: int) -> None:
         """A collective is launched at the boundary before the anchor at ``position``."""
@@ -57,8 +55,7 @@ class Held:
                 self._until[move.deadline] = self._until.get(move.deadline, 0) + size_bytes
             return
         self.extra_bytes += op.read_bytes
-        if move in self.overdue:
-            self.overdue.remove(move)
+        if self.overdue.pop(move.launch, None) is not None:
             self.extra_bytes -= self._waiting_bytes(move)
 
     def wait(self, move: Move) -> None:

@@ -29,28 +29,33 @@ PESSIMISM = 1.3
 
 
 class Score:
-    """Judge of many orders of one problem; what it is made of is made once for all budgets."""
+    """Judge of many orders of one problem, by position; what it is made of is made once for all budgets."""
 
     def __init__(self, problem: Problem) -> None:
         self.budget_bytes = problem.budget_bytes
         self._judge = problem.once_for_all(_Judge)
+        self._places = problem.once(self._judge.places)
         self._lifetimes = once(problem.program, Lifetimes)
 
-    def of(self, order: Sequence[str]) -> float:
+    def of(self, order: Sequence[int]) -> float:
         """Mean step in microseconds; smaller is better."""
-        return self._judge.score_us(tuple(order))
+        return self._judge.score_us(self._judged(order))
 
-    def below(self, order: Sequence[str], best_us: float) -> float:
+    def below(self, order: Sequence[int], best_us: float) -> float:
         """The score where it is at most ``best_us``, else infinity, often after one simulation instead of two."""
-        return self._judge.score_below_us(tuple(order), best_us)
+        return self._judge.score_below_us(self._judged(order), best_us)
 
-    def blocked_us(self, order: Sequence[str]) -> Mapping[str, float]:
+    def blocked_us(self, order: Sequence[int]) -> Mapping[str, float]:
         """Launch → how long its waits hold the compute lane, at the prices given."""
-        return self._judge.expected(tuple(order)).blocked_us
+        return self._judge.expected(self._judged(order)).blocked_us
 
-    def step_us(self, order: Sequence[str]) -> float:
+    def step_us(self, order: Sequence[int]) -> float:
         """The simulated step at the prices given."""
-        return self._judge.expected(tuple(order)).step_us
+        return self._judge.expected(self._judged(order)).step_us
+
+    def _judged(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The order in the positions of the program that the judge knows."""
+        return tuple(order) if self._places is None else tuple([self._places[position] for position in order])
 
     @property
     def bound_us(self) -> float:
@@ -80,21 +85,27 @@ class _Judge:
 
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
-        self._scores: dict[tuple[str, ...], float] = {}
-        self._expected_known: dict[tuple[str, ...], Outcome] = {}
+        self._scores: dict[tuple[int, ...], float] = {}
+        self._expected_known: dict[tuple[int, ...], Outcome] = {}
 
-    def score_us(self, order: tuple[str, ...]) -> float:
+    def places(self, problem: Problem) -> tuple[int, ...] | None:
+        """The positions here of the ops of a problem whose program is written in another order; ``None`` for the same."""
+        if problem.program is self._dag.program:
+            return None
+        return tuple(self._dag.program.index[op.name] for op in problem.program.ops)
+
+    def score_us(self, order: tuple[int, ...]) -> float:
         if order not in self._scores:
             self._scores[order] = (self.expected(order).step_us + self._slower.step_us(order)) / 2
         return self._scores[order]
 
-    def score_below_us(self, order: tuple[str, ...], best_us: float) -> float:
+    def score_below_us(self, order: tuple[int, ...], best_us: float) -> float:
         if order not in self._scores and (self.expected(order).step_us + self._slower_floor_us) / 2 > best_us:
             return math.inf
         score_us = self.score_us(order)
         return score_us if score_us <= best_us else math.inf
 
-    def expected(self, order: tuple[str, ...]) -> Outcome:
+    def expected(self, order: tuple[int, ...]) -> Outcome:
         if order not in self._expected_known:
             self._expected_known[order] = self._expected.outcome(order)
         return self._expected_known[order]

@@ -31,17 +31,16 @@ def hide_tail(problem: Problem, order: Sequence[int], score: Score) -> tuple[int
         order: positions, legal.
         score: the judge, with the problem's budget.
     """
-    names = [problem.program.ops[position].name for position in order]
-    best, best_us = tuple(order), score.of(names)
+    best, best_us = tuple(order), score.of(order)
     last = _last_launch(problem, order)
     if last is None:
         return best
-    exposed_us = score.blocked_us(names)[problem.program.ops[last].name]
-    if exposed_us < _WORTH * score.step_us(names):
+    exposed_us = score.blocked_us(order)[problem.program.ops[last].name]
+    if exposed_us < _WORTH * score.step_us(order):
         return best
     for amount in _AMOUNTS:
         found = _put_off(problem, order, last, amount * exposed_us)
-        found_us = score.below([problem.program.ops[position].name for position in found], best_us)
+        found_us = score.below(found, best_us)
         if found_us < best_us and score.fits(score.peak_bytes(found)):
             best, best_us = found, found_us
     return best
@@ -56,14 +55,16 @@ def _last_launch(problem: Problem, order: Sequence[int]) -> int | None:
 def _put_off(problem: Problem, order: Sequence[int], launch: int, wanted_us: float) -> tuple[int, ...]:
     """Compute worth ``wanted_us`` that the launch does not need, with all that depends on it, right behind the launch."""
     at = order.index(launch)
-    moved: set[int] = set()
-    for position in _fillers(problem, order[:at], launch, wanted_us):
-        moved.add(position)
-    for position in order[:at]:
-        if position not in moved and any(source in moved for source in problem.dag.predecessors[position]):
-            moved.add(position)
-    kept = [position for position in order[:at] if position not in moved]
-    behind = [position for position in order[:at] if position in moved]
+    before = order[:at]
+    moved = set(_fillers(problem, before, launch, wanted_us))
+    todo, movable = list(moved), set(before)
+    while todo:
+        for reader in problem.dag.successors[todo.pop()]:
+            if reader in movable and reader not in moved:
+                moved.add(reader)
+                todo.append(reader)
+    kept = [position for position in before if position not in moved]
+    behind = [position for position in before if position in moved]
     return (*kept, launch, *behind, *order[at + 1 :])
 
 

@@ -95,29 +95,31 @@ def simulate(
     Raises:
         IllegalSchedule: a wait comes before its launch.
     """
-    return Simulator(program, costs, launch_after=launch_after).run(order, label)
+    positions = None if order is None else [program.index[name] for name in order]
+    return Simulator(program, costs, launch_after=launch_after).run(positions, label)
 
 
 class Simulator:
-    """One program and its prices, to run many orders of it; the arguments are those of :func:`simulate`."""
+    """One program and its prices, to run many orders of it; an order names ops by position, ``None`` is as written."""
 
     def __init__(self, program: Program, costs: CostTable, *, launch_after: LaunchAfter = "issue") -> None:
         self._issuer, self._costs = Issuer(program, costs, launch_after), costs
 
-    def run(self, order: Sequence[str] | None = None, label: str = "") -> Simulation:
+    def run(self, order: Sequence[int] | None = None, label: str = "") -> Simulation:
         """The whole result."""
         return _summary(*self._ran(order), label)
 
-    def step_us(self, order: Sequence[str] | None = None) -> float:
+    def step_us(self, order: Sequence[int] | None = None) -> float:
         """The step alone, in less time."""
-        return self.outcome(order).step_us
+        queues, device = self._ran(order)
+        return max(device.now, queues.cpu_us)
 
-    def outcome(self, order: Sequence[str] | None = None) -> Outcome:
+    def outcome(self, order: Sequence[int] | None = None) -> Outcome:
         """The step and what held it up, in less time."""
         queues, device = self._ran(order)
         return Outcome(max(device.now, queues.cpu_us), _blocked_us(queues))
 
-    def _ran(self, order: Sequence[str] | None) -> tuple[Queues, Device]:
+    def _ran(self, order: Sequence[int] | None) -> tuple[Queues, Device]:
         queues = self._issuer.issue(order)
         device = Device(queues, self._costs)
         device.run()

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.model import CostTable
@@ -37,7 +39,7 @@ class Item:
 
     op: OpNode
     length_us: float
-    issued_us: float
+    issued_us: float = 0.0
     gate: int = 0
     contention: Contention = _NONE
     wire: str = ""
@@ -46,6 +48,11 @@ class Item:
     start_us: float = math.inf
     end_us: float = math.inf
     blocked_us: float = 0.0
+
+    def issue(self, issued_us: float, gate: int) -> None:
+        """A collective is as it was before it ran in another order."""
+        self.issued_us, self.gate, self.blocked_us = issued_us, gate, 0.0
+        self.ready_us = self.start_us = self.end_us = math.inf
 
 
 class _Staging:
@@ -68,12 +75,35 @@ class Queues:
     """What the CPU hands to the device, lane by lane."""
 
     staging: _Staging
+    copy_lanes: frozenset[str] = frozenset()
     compute: list[Item] = field(default_factory=list)
     collectives: dict[str, list[Item]] = field(default_factory=dict)
-    copy_lanes: set[str] = field(default_factory=set)
-    launched: dict[str, Item] = field(default_factory=dict)
+    launched: set[str] = field(default_factory=set)
     waited: set[str] = field(default_factory=set)
     cpu_us: float = 0.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What an op puts into queues, the same in every order.
+
+    Attributes:
+        launch_us: what it costs the CPU.
+        item: its own.
+        runs, communicates: whether that is of compute, of a collective or a wait; of neither it is in no queue.
+        kernel: what a launch first casts, or a wait then sums, on the compute lane.
+        room: of a gather by copy: its wait for a place in staging memory.
+        lane: of a collective.
+    """
+
+    op: OpNode
+    launch_us: float
+    item: Item
+    runs: bool
+    communicates: bool
+    kernel: Item | None = None
+    room: Item | None = None
+    lane: str = ""
 
 
 class _Existence:
@@ -102,18 +132,75 @@ class Issuer:
     def __init__(self, program: Program, costs: CostTable, launch_after: LaunchAfter) -> None:
         self._program, self._costs, self._launch_after = program, costs, launch_after
 
-    @cached_property
-    def _heard(self) -> dict[str, tuple[float, Item | None, OpNode]]:
-        """Ops that something is issued for or that cost the CPU time → that time, and a compute op's entry in its queue.
+    def issue(self, order: Sequence[int] | None) -> Queues:
+        """What the CPU does: put each op into the queue of its lane.
 
-        That entry is the same in every run.
+        Args:
+            order: all positions; ``None`` for as written.
         """
-        costs, found = self._costs, {}
-        for op in self._program.ops:
-            launch_us, length_us = costs.launch_us.get(op.name, 0.0), costs.duration_us.get(op.name, 0.0)
-            runs = op.kind is OpKind.COMPUTE and length_us > 0
-            if runs or launch_us or op.collective is not None or op.launch is not None:
-                found[op.name] = (launch_us, Item(op, length_us, 0.0) if runs else None, op)
+        queues = Queues(_Staging(self._capacities), self._copy_lanes)
+        entries, compute, cpu_us = self._entries, queues.compute, -self._costs.cpu_ahead_us
+        exists = _Existence(self._program) if self._launch_after == "data" else None
+        for position in self._heard(order, everything=exists is not None):
+            entry = entries[position]
+            cpu_us += entry.launch_us
+            if entry.runs:
+                entry.item.issued_us = cpu_us
+                compute.append(entry.item)
+            elif entry.communicates:
+                self._issue_other(entry, cpu_us, queues, exists)
+            if exists is not None:
+                exists.note(entry.op, len(compute))
+        queues.cpu_us = max(cpu_us, 0.0)
+        return queues
+
+    def _issue_other(self, entry: _Entry, issued_us: float, queues: Queues, exists: _Existence | None) -> None:
+        """Launches and waits."""
+        item, op = entry.item, entry.op
+        if op.collective is not None:
+            if op.collective.by_copy:
+                self._make_room(entry, op.collective, issued_us, queues)
+            self._add_kernel(entry, issued_us, queues)
+            item.issue(issued_us, len(queues.compute) if exists is None else exists.gate(op))
+            queues.collectives.setdefault(entry.lane, []).append(item)
+            queues.launched.add(op.name)
+            return
+        if op.launch not in queues.launched:
+            raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
+        self._issue_wait(entry, issued_us, queues)
+
+    def _issue_wait(self, entry: _Entry, issued_us: float, queues: Queues) -> None:
+        if entry.op.name not in queues.waited:
+            queues.waited.add(entry.op.name)
+            entry.item.issued_us = issued_us
+            queues.compute.append(entry.item)
+            self._add_kernel(entry, issued_us, queues)
+
+    def _make_room(self, entry: _Entry, collective: Collective, issued_us: float, queues: Queues) -> None:
+        """Hold the compute lane until the place that a launch by copy takes is free.
+
+        What a gather casts may only be put there when the peers have fetched what was there before; they have when this
+        rank has, for all do the same. Gradients that lie there are summed first, which ``rewrite.places`` moves here.
+        """
+        tenants = queues.staging.tenants_before(entry.op.name, collective)
+        if entry.room is None:
+            for tenant in tenants:
+                for wait in self._program.waits_of[tenant]:
+                    self._issue_wait(self._entries[self._program.index[wait]], issued_us, queues)
+        elif tenants:  # copies end in the order of their launches
+            entry.room.issued_us = issued_us
+            entry.room.launch = self._entries[self._program.index[tenants[-1]]].item
+            queues.compute.append(entry.room)
+
+    def _add_kernel(self, entry: _Entry, issued_us: float, queues: Queues) -> None:
+        if entry.kernel is not None:
+            entry.kernel.issued_us = issued_us
+            queues.compute.append(entry.kernel)
+
+    def _heard(self, order: Sequence[int] | None, *, everything: bool) -> list[int]:
+        """The order without the ops that nothing is issued for and that cost the CPU no time."""
+        positions = np.arange(len(self._entries)) if order is None else np.asarray(order, dtype=np.int64)
+        found: list[int] = (positions if everything else positions[self._counts[positions]]).tolist()
         return found
 
     @cached_property
@@ -121,76 +208,42 @@ class Issuer:
         return capacities_bytes(self._program)
 
     @cached_property
-    def _waits(self) -> dict[str, list[OpNode]]:
-        """Launch → its waits."""
-        found: dict[str, list[OpNode]] = {}
+    def _entries(self) -> tuple[_Entry, ...]:
+        items = {op.name: self._item(op) for op in self._program.ops}
         for op in self._program.ops:
             if op.launch is not None:
-                found.setdefault(op.launch, []).append(op)
-        return found
+                items[op.name].launch = items[op.launch]
+        return tuple(self._entry(op, items[op.name]) for op in self._program.ops)
 
-    def issue(self, order: Sequence[str] | None) -> Queues:
-        """What the CPU does: put each op into the queue of its lane."""
-        queues = Queues(staging=_Staging(self._capacities))
-        heard, compute, cpu_us = self._heard, queues.compute, -self._costs.cpu_ahead_us
-        exists = _Existence(self._program) if self._launch_after == "data" else None
-        for name in self._program.order if order is None else order:
-            entry = heard.get(name)
-            if entry is not None:
-                launch_us, item, op = entry
-                cpu_us += launch_us
-                if item is not None:
-                    item.issued_us = cpu_us
-                    compute.append(item)
-                else:
-                    self._issue_other(op, cpu_us, queues, exists)
-            if exists is not None:
-                exists.note(self._program.op(name), len(compute))
-        queues.cpu_us = max(cpu_us, 0.0)
-        return queues
-
-    def _issue_other(self, op: OpNode, issued_us: float, queues: Queues, exists: _Existence | None) -> None:
-        """Launches and waits."""
+    def _entry(self, op: OpNode, item: Item) -> _Entry:
         costs = self._costs
+        kernel_us = costs.kernel_us.get(op.name, 0.0)
+        kernel = Item(op, kernel_us) if kernel_us > 0 else None
+        lane = "" if op.collective is None else costs.lane_of(op.name, op.collective)
+        communicates = op.collective is not None or op.launch is not None
+        runs = op.kind is OpKind.COMPUTE and item.length_us > 0 and not communicates
+        gathers = op.collective is not None and op.collective.kind is CollectiveKind.ALL_GATHER
+        room = Item(op, 0.0) if gathers else None
+        return _Entry(op, costs.launch_us.get(op.name, 0.0), item, runs, communicates, kernel, room, lane)
+
+    def _item(self, op: OpNode) -> Item:
+        costs, length_us = self._costs, self._costs.duration_us.get(op.name, 0.0)
         if op.collective is not None:
-            if op.collective.by_copy:
-                self._make_room(op, op.collective, issued_us, queues)
-            self._add_kernel(queues, op, issued_us)
-            gate = len(queues.compute) if exists is None else exists.gate(op)
-            item = Item(op, costs.duration_us.get(op.name, 0.0), issued_us, gate, costs.contention_of(op.name))
-            item.wire = costs.wires.get(op.collective.group, "")
-            lane = costs.lane_of(op.name, op.collective)
-            queues.collectives.setdefault(lane, []).append(item)
-            if op.collective.by_copy or lane != op.collective.group:
-                queues.copy_lanes.add(lane)  # a copy engine needs no multiprocessor
-            queues.launched[op.name] = item
-        elif op.launch is not None:
-            if op.launch not in queues.launched:
-                raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
-            self._issue_wait(op, op.launch, issued_us, queues)
+            wire = costs.wires.get(op.collective.group, "")
+            return Item(op, length_us, contention=costs.contention_of(op.name), wire=wire)
+        return Item(op, 0.0 if op.launch is not None else length_us)
 
-    def _issue_wait(self, op: OpNode, launch: str, issued_us: float, queues: Queues) -> None:
-        if op.name not in queues.waited:
-            queues.waited.add(op.name)
-            queues.compute.append(Item(op, 0.0, issued_us, launch=queues.launched[launch]))
-            self._add_kernel(queues, op, issued_us)
+    @cached_property
+    def _counts(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        found = (entry.runs or entry.communicates or entry.launch_us != 0 for entry in self._entries)
+        return np.fromiter(found, dtype=np.bool_, count=len(self._entries))
 
-    def _make_room(self, op: OpNode, collective: Collective, issued_us: float, queues: Queues) -> None:
-        """Hold the compute lane until the place that a launch by copy takes is free.
-
-        What a gather casts may only be put there when the peers have fetched what was there before; they have when this
-        rank has, for all do the same. Gradients that lie there are summed first, which ``rewrite.places`` moves here.
-        """
-        tenants = queues.staging.tenants_before(op.name, collective)
-        if collective.kind is not CollectiveKind.ALL_GATHER:
-            for tenant in tenants:
-                for wait in self._waits.get(tenant, ()):
-                    self._issue_wait(wait, tenant, issued_us, queues)
-        elif tenants:  # copies end in the order of their launches
-            queues.compute.append(Item(op, 0.0, issued_us, launch=queues.launched[tenants[-1]]))
-
-    def _add_kernel(self, queues: Queues, op: OpNode, issued_us: float) -> None:
-        """A launch that first casts what it sends, a wait that then sums what has arrived."""
-        length_us = self._costs.kernel_us.get(op.name, 0.0)
-        if length_us > 0:
-            queues.compute.append(Item(op, length_us, issued_us))
+    @cached_property
+    def _copy_lanes(self) -> frozenset[str]:
+        """Copy engines, which need no multiprocessor."""
+        found = set()
+        for entry in self._entries:
+            collective = entry.op.collective
+            if collective is not None and (collective.by_copy or entry.lane != collective.group):
+                found.add(entry.lane)
+        return frozenset(found)

@@ -123,15 +123,30 @@ def layers(flops: int, count: int = 6) -> Program:
     return build.output(value, *returned)
 
 
-@given(program=fsdp_programs(), share=SHARES, other=st.integers(0, 10**6))
+@given(program=fsdp_programs(), share=SHARES, other=st.integers(0, 10**6), as_written=st.booleans())
 @settings(max_examples=80)
-def test_what_an_agreed_order_adds_bounds_its_peak_and_is_the_same_on_every_rank(program, share, other) -> None:
-    found = agreed(program, share)
+def test_what_an_agreed_order_adds_bounds_its_peak_and_is_the_same_on_every_rank(
+    program, share, other, as_written
+) -> None:
+    found = agreed(program, share, as_written=as_written)
     added = added_bytes(program, found)
     assert peak(found).peak_bytes <= peak(program).peak_bytes + added
     assert violations(program, found.order) == ()
     there = on_another_rank(program, other)
-    assert added_bytes(there, agreed(there, share)) == added
+    assert added_bytes(there, agreed(there, share, as_written=as_written)) == added
+
+
+def test_a_reduction_that_was_written_late_may_stay_there() -> None:
+    """Reduced as soon as the gradient exists, a sum larger than it is held while a weight is read."""
+    build = Builder()
+    x, shard = build.input("x", MIB), build.input("shard", 8 * MIB, held=True)
+    gradient = build.compute("gradient", x, size_bytes=32 * MIB)
+    weight = build.wait("weight", build.all_gather("gather", shard, 16 * MIB))
+    value = build.compute("read", x, weight, size_bytes=MIB)
+    reduction = build.reduce_scatter("reduce", build.cast("wide", gradient, 64 * MIB), 48 * MIB)
+    program = build.output(value, build.wait("reduced", reduction))
+    assert added_bytes(program, agreed(program, as_written=True)) == 0
+    assert added_bytes(program, agreed(program)) > 0
 
 
 def test_an_allowance_lets_gathers_ahead_of_other_launches() -> None:

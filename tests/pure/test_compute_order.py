@@ -36,7 +36,7 @@ def test_a_reordered_problem_is_that_of_the_program_written_so(made, seed: int) 
     assert moved.dag.successors == fresh.dag.successors
     straight = range(len(order))
     assert Score(moved).peak_bytes(straight) == Lifetimes(written).peak_bytes(straight)
-    assert Score(moved).of(names) == Score(fresh).of(names)
+    assert Score(moved).of(straight) == Score(fresh).of(straight)
 
 
 @given(priced(), FILLINGS)

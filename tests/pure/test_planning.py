@@ -13,7 +13,7 @@ from overlap_pass.errors import InfeasibleBudget
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
-from overlap_pass.planning import budget_within, make_plan
+from overlap_pass.planning import budget_within, make_plan, plan_step
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.strategies import AsWritten, BackwardPre, LatestStart
 from overlap_pass.schedule.types import Problem, Schedule
@@ -68,6 +68,27 @@ def test_a_budget_below_any_order_is_an_error_that_names_the_smallest_one() -> N
     assert caught.value.smallest_bytes <= peak(program).peak_bytes
     plan = make_plan(program, H100, LatestStart(), Budget.parse(caught.value.smallest_bytes))
     assert plan.memory_after.peak_bytes <= caught.value.smallest_bytes
+
+
+@pytest.mark.parametrize("order", ["agreed", "priced"])
+def test_a_step_names_the_budget_that_its_forward_and_its_backward_fit(order: str) -> None:
+    """The backward's tensors are four times as large, and beside them it holds a shard that only the forward reads."""
+    launches, step = Launches(order=order), (chain(), replace(_larger(chain(3)), phase=Phase.BACKWARD))
+    with pytest.raises(InfeasibleBudget, match="backward of it is planned later and may need more") as of_forward:
+        make_plan(step[0], H100, LatestStart(), Budget.parse("80MiB"), launches=launches)
+    for budget in ("80MiB", of_forward.value.smallest_bytes):  # refused by the forward, by the backward
+        with pytest.raises(InfeasibleBudget, match="below what the step needs") as caught:
+            plan_step(step, H100, LatestStart(), Budget.parse(budget), launches=launches)
+        smallest_bytes = caught.value.smallest_bytes
+        assert smallest_bytes > of_forward.value.smallest_bytes
+        plans = plan_step(step, H100, LatestStart(), Budget.parse(smallest_bytes), launches=launches)
+        assert all(plan.memory_after.peak_bytes <= smallest_bytes for plan in plans)
+        with pytest.raises(InfeasibleBudget):
+            plan_step(step, H100, LatestStart(), Budget.parse(smallest_bytes - 1), launches=launches)
+
+
+def _larger(program: Program) -> Program:
+    return replace(program, storages=tuple(replace(s, size_bytes=4 * s.size_bytes) for s in program.storages))
 
 
 @pytest.mark.parametrize(("launch_us", "told"), [(10.0, False), (5000.0, True)])

@@ -12,7 +12,9 @@ from overlap_pass.cost.model import Contention
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import OpNode, Phase, Program
 from overlap_pass.memory.ledger import peak
-from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.feeding import Policy, feed
+from overlap_pass.schedule.ground import Ground
+from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies import (
     BUILTIN,
@@ -167,6 +169,23 @@ def test_a_gradient_is_reduced_while_later_compute_runs_and_waited_for_at_the_en
     order = LatestStart().schedule(problem).order
     assert order.index("rs0") < order.index("mm1") < order.index("g0")
     assert simulate(program, problem.costs, order).step_us == pytest.approx(20)
+
+
+def test_a_lane_does_not_idle_while_the_cast_of_what_it_sends_next_runs() -> None:
+    """Each gradient takes 10 µs and its cast 5; a reduction takes 20, so from the first on the lane is what takes longest."""
+    build = Builder(phase=Phase.BACKWARD)
+    x = build.input("x", 10, held=True)
+    returned, count = [], 8
+    for layer in range(count):
+        wide = build.cast(f"cast{layer}", build.compute(f"mm{layer}", x, size_bytes=40), 80)
+        returned.append(build.wait(f"g{layer}", build.reduce_scatter(f"rs{layer}", wide, 20)))
+    program = build.output(*returned)
+    durations = {op.name: 20.0 for op in program.launches}
+    durations |= {f"mm{layer}": 10.0 for layer in range(count)} | {f"cast{layer}": 5.0 for layer in range(count)}
+    problem = Problem(build_dag(program), prices(program, durations), None)
+    ground = Ground.shared(problem)
+    order = [program.ops[position].name for position in place(ground.placement, feed(ground, Policy(), None))]
+    assert simulate(program, problem.costs, order).step_us == 15 + count * 20
 
 
 def test_the_replica_all_reduce_follows_its_reduce_scatter() -> None:

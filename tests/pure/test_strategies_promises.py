@@ -1,4 +1,24 @@
-"""What every registered strategy promises, on random FSDP-like programs."""
+"""What every registered strategy promises, on random FSDP-like programs.
+
+Scenarios and cases of ``../shared/scenarios/CASES.md`` that are the planner's, and where they are tried (``test_scenarios``
+and ``test_backend_order`` are in ``tests/cpu``)::
+
+    S06 B23  no bound, a bound of nothing    test_scenarios; here "keeps its budget", launches joined
+    S07 B24  the peak inside an op           test_scenarios; test_memory
+    S28 B24  predicted is measured           test_scenarios (exactly)
+    S09 B25  so many gathers ahead           test_scenarios; test_strategies "depth of two"
+    S12 B18  two communicators               test_scenarios; test_in_flight; test_agreement
+    S14 B44  symbolic sizes                  test_scenarios
+    S17 B48  long graphs                     test_scenarios; here "moves nothing else"; growth: tests.bench.scale, no timed test
+    S20 B51  measuring overlap               test_scenarios; test_stats
+    S21 B32  one communicator, one at a time test_scenarios; test_simulate
+    S24 B31  a view pins no wait             test_scenarios; test_strategies
+    S27 B20  hash seeds                      test_scenarios; here
+    S36 B41  the only room                   test_scenarios
+    S31 B26  gathered and saved              test_scenarios; test_backend_order
+        B30  reserved memory                 test_verification "reserved memory too"; retries are not counted
+        B27 to B29                           are not in that list
+"""
 
 from __future__ import annotations
 
@@ -6,6 +26,7 @@ import json
 import os
 import subprocess
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -18,7 +39,7 @@ from hypothesis import strategies as st
 
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import OpKind, Program
+from overlap_pass.graph.program import Category, OpKind, Program
 from overlap_pass.memory.budget import Absolute, Unlimited
 from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import make_plan
@@ -26,9 +47,10 @@ from overlap_pass.registry import parse, registry
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.placement import BEFORE, Placement, place
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import CLOSE, Score
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.verify import violations
-from tests.pure.programs import fsdp_programs, priced
+from tests.pure.programs import Builder, fsdp_programs, priced
 
 ROOT = Path(__file__).parents[2]
 H100 = load_hardware("h100")
@@ -115,6 +137,25 @@ def test_a_plan_is_never_worse_than_as_written_and_keeps_its_budget(strategy: St
     assert plan.after.step_us >= plan.bound.step_us * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("strategy", ["latest_start", "fill_gaps"])
+@given(data=st.data())
+@settings(max_examples=25)
+def test_the_default_is_no_longer_than_a_policy_of_eager_fsdp_that_fits(strategy: str, data) -> None:
+    program, costs = data.draw(priced())
+    dag = build_dag(program)
+    problem = Problem(dag, costs, Room.of(Placement(dag)).smallest_bytes + data.draw(st.integers(0, 60)))
+    score = Score(problem)
+    found = _positions(program, parse(strategy).schedule(problem))
+    for policy in ("backward_post", "backward_pre"):
+        simple = _positions(program, parse(policy).schedule(problem))
+        if score.fits(score.peak_bytes(simple)):
+            assert score.of(found) <= score.of(simple) * (1 + CLOSE)
+
+
+def _positions(program: Program, schedule: Schedule) -> list[int]:
+    return [program.index[name] for name in schedule.order]
+
+
 @every_strategy
 @given(data=st.data())
 @settings(max_examples=15)
@@ -129,6 +170,40 @@ def test_more_budget_never_makes_a_longer_step(strategy: Strategy, data) -> None
     ]
     steps_us.append(make_plan(program, H100, strategy, Unlimited(), launches=PRICED).after.step_us)
     assert steps_us == sorted(steps_us, reverse=True)
+
+
+@pytest.mark.parametrize("strategy", SPECS)
+@pytest.mark.parametrize("launches", [Launches(), PRICED], ids=["agreed", "priced"])
+def test_a_plan_moves_gathers_and_hardly_anything_else(strategy: str, launches: Launches) -> None:
+    """B48: of S17's layers, a gather, a wait, a matmul and 24 pointwise ops each, all but the first two can stay where they are."""
+    layers = 12 if strategy.startswith("exact") else 40
+    program = _long(layers)
+    order = make_plan(
+        program, H100, parse(strategy), Unlimited(), launches=replace(launches, coalesce="off")
+    ).schedule.order
+    assert sorted(order) == sorted(program.order)
+    assert len(order) - _longest_kept(program, order) <= len(order) / 10
+
+
+def _long(layers: int) -> Program:
+    build = Builder()
+    value, shards = build.input("x", SCALE), [build.input(f"shard{n}", SCALE, held=True) for n in range(layers)]
+    for layer, shard in enumerate(shards):
+        weight = build.wait(f"w{layer}", build.all_gather(f"ag{layer}", shard, 8 * SCALE, unit=f"blocks.{layer}"))
+        value = build.compute(f"mm{layer}", value, weight, size_bytes=SCALE, flops=10**10)
+        for step in range(24):
+            value = build.compute(f"relu{layer}_{step}", value, size_bytes=SCALE, category=Category.POINTWISE)
+    return build.output(value)
+
+
+def _longest_kept(program: Program, order: Sequence[str]) -> int:
+    """The most ops that are in one order before and after: the longest ascending run of positions (patience sorting)."""
+    ends: list[int] = []
+    for name in order:
+        position = program.index[name]
+        at = bisect_left(ends, position)
+        ends[at : at + 1] = [position]
+    return len(ends)
 
 
 def test_every_hash_seed_gives_the_same_orders() -> None:
@@ -152,6 +227,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.registry import parse
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.score import CLOSE, Score
 from overlap_pass.schedule.types import Problem
 from tests.pure.programs import Builder, prices
 

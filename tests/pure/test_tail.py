@@ -72,5 +72,5 @@ def test_the_end_is_legal_within_the_budget_and_never_worse(data) -> None:
     found = hide_tail(problem, order, score)
     names = tuple(program.ops[position].name for position in found)
     assert violations(program, names) == ()
-    assert score.of(names) <= score.of(program.order)
+    assert score.of(found) <= score.of(order)
     assert score.peak_bytes(found) <= budget_bytes

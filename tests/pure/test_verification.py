@@ -10,6 +10,7 @@ import pytest
 from overlap_pass.errors import PlanError
 from overlap_pass.report import verification_text
 from overlap_pass.report.comparison import Side
+from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.verification import Agreement, LeftOut, Measured, Outcome, SystemKind, Verification
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 
@@ -108,6 +109,22 @@ def test_numbers_that_need_not_be_equal_do_not_stop_it() -> None:
 
 def test_a_missing_gradient_is_not_exact() -> None:
     assert not Agreement("fsdp2", True, 10, 9, None, "blocks.1.weight").exact
+
+
+def test_memory_above_the_budget_is_flagged_in_reserved_memory_too() -> None:
+    """B30: the allocator may hold what no tensor does. 1 GiB is allocated at most here, and 2 GiB reserved."""
+    told: dict[int | None, list[str]] = {}
+    for budget_bytes in (2**30 // 2, 3 * 2**29, 2**31, None):
+        system = ours(*FASTER)
+        assert system.side is not None
+        system = replace(system, predicted=Prediction(system.side, budget_bytes))
+        told[budget_bytes] = [line for line in verification(BASELINE, system).comparison().notes if "OVER" in line]
+    assert told[2**30 // 2] == ["OVER BUDGET: 1.00 GiB allocated, above the budget of 512 MiB"]
+    (reserved,) = told[3 * 2**29]
+    assert reserved.startswith(
+        "OVER BUDGET in reserved memory: 2.00 GiB, above the budget of 1.50 GiB, though no more than 1.00 GiB"
+    )
+    assert told[2**31] == told[None] == []
 
 
 def test_the_comparison_sets_the_schedule_beside_the_best_baseline() -> None:

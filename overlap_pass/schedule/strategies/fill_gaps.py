@@ -14,6 +14,7 @@ from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.strategies.latest_start import LatestStart
+from overlap_pass.schedule.tail import hide_tail
 from overlap_pass.schedule.types import Problem, Schedule
 from overlap_pass.spec import spec
 
@@ -23,7 +24,6 @@ _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SCHEDULED = 2
 _HOPELESS = 1.02
 """Where the proven bound of compute as written is so far above that of any order, compute is moved first."""
-_QUICK = LatestStart(margin=1.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +46,73 @@ class FillGaps:
             raise OptionError(f"strategy fill_gaps: put_off={self.put_off} must be above 0 and at most 1")
 
     def schedule(self, problem: Problem) -> Schedule:
-        placement, best = Placement.of(problem), _Best(problem)
-        moves = any(move.role is Role.ACTIVATION for move in placement.moves)
-        hopeless = moves and best.score.written_bound_us > best.score.bound_us * _HOPELESS
-        if not hopeless:
-            best.offer(_as_written(problem), "compute as written")
-        if moves and not best.is_close():
-            for order, how in self._moved(problem):
-                best.offer(order, how)
-                if best.is_close():
-                    break
-        if hopeless and not best.beats(best.score.written_bound_us):
-            best.offer(_as_written(problem), "compute as written")
-        names = tuple(problem.program.ops[p].name for p in best.order)
-        return Schedule(spec(self), names, explain(placement, best.order, best.how))
+        best = _Best(problem)
+        for way in self._ways(problem, best):
+            best.offer(way, quick=True)
+            if best.is_close():
+                break
+        else:
+            best.offer(best.way)
+        order = hide_tail(problem, best.order, best.score)
+        names = tuple(problem.program.ops[position].name for position in order)
+        return Schedule(spec(self), names, explain(Placement.of(problem), order, best.way.how))
 
-    def _moved(self, problem: Problem) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Orders with compute moved, by position, the most promising first."""
+    def _ways(self, problem: Problem, best: _Best) -> Iterator[_Way]:
+        """Compute as written and moved; where its proven bound is far above that of moved compute, as written comes last, if at all."""
+        written, score = _Way(problem, None, "compute as written"), best.score
+        moves = any(move.role is Role.ACTIVATION for move in Placement.of(problem).moves)
+        hopeless = moves and score.written_bound_us > score.bound_us * _HOPELESS
+        if not hopeless:
+            yield written
+        if moves:
+            yield from self._moved(problem)
+        if hopeless and not best.beats(score.written_bound_us):
+            yield written
+
+    def _moved(self, problem: Problem) -> Iterator[_Way]:
+        """Compute moved, the most promising first."""
         orders = problem.once(ComputeOrders)
+        put_off_us, budget_bytes = self.put_off * orders.compute_us, problem.budget_bytes
         filled = [
-            (
-                orders.filled(
-                    Filling(self.put_off * orders.compute_us, problem.budget_bytes, share * orders.compute_us)
-                ),
-                share,
-            )
+            (orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us)), share)
             for share in _AHEAD_SHARES
         ]
         for made, share in sorted(filled, key=lambda pair: pair[0].end_us)[:_SCHEDULED]:
-            order, _ = _QUICK.order(orders.problem(made, problem.budget_bytes))
-            yield tuple(made.order[position] for position in order), f"compute moved, up to {share:.0%} of it ahead"
+            how = f"compute moved, up to {share:.0%} of it ahead"
+            yield _Way(orders.problem(made, budget_bytes), made.order, how)
 
 
-def _as_written(problem: Problem) -> tuple[int, ...]:
-    return LatestStart().order(problem)[0]
+@dataclass(frozen=True)
+class _Way:
+    """One order of compute.
+
+    Attributes:
+        problem: with that order as the one written.
+        places: its positions → those of the program as written; ``None`` for the same.
+    """
+
+    problem: Problem
+    places: tuple[int, ...] | None
+    how: str
 
 
 class _Best:
     """The best order so far: within the budget, then by score, then by peak."""
 
     def __init__(self, problem: Problem) -> None:
-        self.score, self._ops = Score(problem), problem.program.ops
-        self.order, self.how = tuple(range(len(self._ops))), "as written"
+        self.score = Score(problem)
+        self.order, self.way = tuple(range(len(problem.program.ops))), _Way(problem, None, "as written")
         self._value = (True, math.inf, 0)
 
-    def offer(self, order: tuple[int, ...], how: str) -> None:
+    def offer(self, way: _Way, *, quick: bool = False) -> None:
+        order, _ = LatestStart().before_tail(way.problem, quick=quick)
+        if way.places is not None:
+            order = tuple([way.places[position] for position in order])
         peak_bytes = self.score.peak_bytes(order)
-        value = (not self.score.fits(peak_bytes), self.score.of([self._ops[p].name for p in order]), peak_bytes)
+        fits = self.score.fits(peak_bytes)
+        value = (not fits, self.score.of(order), peak_bytes)
         if value < self._value:
-            self._value, self.order, self.how = value, order, how
+            self._value, self.order, self.way = value, order, way
 
     def is_close(self) -> bool:
         """Whether looking further would buy next to nothing."""

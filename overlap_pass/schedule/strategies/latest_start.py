@@ -17,6 +17,8 @@ from overlap_pass.schedule.ground import Ground
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.score import Score
+from overlap_pass.schedule.strategies.backward_post import BackwardPost
+from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.tail import hide_tail
 from overlap_pass.schedule.types import Problem, Schedule
 from overlap_pass.spec import spec
@@ -26,6 +28,8 @@ __all__ = ["LatestStart"]
 _MARGINS = (1.0, 1.5, 2.5)
 _AHEAD_SHARES = (0.0, 0.02, 0.1)
 _FIRST = ((1.0, 0.0), (1.5, 0.1))
+_SLACK = 0.5
+"""Slack of the most eager policies; with the others it buys nothing and holds memory."""
 _KEPT = 3
 """So many policies of the ladder are tried within a budget: those that are best without one."""
 
@@ -34,8 +38,8 @@ _KEPT = 3
 class LatestStart:
     """Least memory for the same hidden time.
 
-    Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), then a short ladder of policies:
-    all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
+    Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), those of eager FSDP, then a short
+    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
     keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
@@ -60,26 +64,35 @@ class LatestStart:
 
     def order(self, problem: Problem) -> tuple[tuple[int, ...], str]:
         """The order alone, by position, and how it came about."""
-        program, score = problem.program, Score(problem)
+        order, how = self.before_tail(problem)
+        ended = hide_tail(problem, order, Score(problem))
+        return ended, how if ended == order else f"{how}, compute put off behind the last launch"
+
+    def before_tail(self, problem: Problem, *, quick: bool = False) -> tuple[tuple[int, ...], str]:
+        """The same without compute put off behind the last launch.
+
+        Args:
+            quick: without the ladder of policies.
+        """
+        score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
-        for order, how in self._candidates(problem, score):
+        candidates = self._candidates(problem, score)
+        for order, how in itertools.islice(candidates, len(_FIRST) + 1) if quick else candidates:
             peak_bytes = score.peak_bytes(order)
             if not score.fits(peak_bytes):
                 continue
-            names = tuple(program.ops[p].name for p in order)
-            found = (score.below(names, math.inf if best is None else best[0]), peak_bytes)
+            found = (score.below(order, math.inf if best is None else best[0]), peak_bytes)
             if best is None or found < best[:2]:
                 best = (*found, order, how)
             if score.is_close(best[0]):
                 break
         if best is None:  # nothing fits, not even the tight order: planning turns this into an error
             return Room.shared(problem).order, "least memory"
-        ended = hide_tail(problem, best[2], score)
-        return ended, best[3] if ended == best[2] else f"{best[3]}, compute put off behind the last launch"
+        return best[2:]
 
     def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, then of
-        the best other policies."""
+        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, of eager
+        FSDP's policies, then of the best others."""
         placement, room = Placement.of(problem), Room.shared(problem)
         ladder = problem.once(_Ladder)
 
@@ -91,6 +104,8 @@ class LatestStart:
                 rung = (self.margin or margin, share)
                 yield ladder.within(rung, score), _told(rung)
             yield fit(early, problem.budget_bytes, score), "as early as memory allows"
+            for policy, order in problem.once(_eager_orders):
+                yield order, policy
             for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
                 yield ladder.within(rung, score), _told(rung)
             yield room.order, "least memory"
@@ -100,6 +115,13 @@ class LatestStart:
             if order not in seen:
                 seen.add(order)
                 yield order, how
+
+
+def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The orders of eager FSDP's own policies, which no plan should be longer than."""
+    index = problem.program.index
+    found = (policy.schedule(problem) for policy in (BackwardPost(), BackwardPre()))
+    return tuple((made.strategy, tuple([index[name] for name in made.order])) for made in found)
 
 
 _Rung = tuple[float, float]
@@ -114,15 +136,20 @@ class _Ladder:
     """The orders that policies make of one problem."""
 
     def __init__(self, problem: Problem) -> None:
-        self._ground, self._ops = Ground.shared(problem), problem.program.ops
+        self._ground = Ground.shared(problem)
         self._step_us = sum(problem.costs.duration_us.values())
         self._free: dict[_Rung, tuple[int, ...]] = {}
+        self._within: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
 
     def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
         """The order for a budget: that without one if it fits."""
-        free = self.free(rung)
-        if score.fits(score.peak_bytes(free)):
-            return free
+        free, key = self.free(rung), (rung, score.budget_bytes)
+        if key not in self._within:
+            made = None if score.fits(score.peak_bytes(free)) else self._fitted(rung, score)
+            self._within[key] = free if made is None else made
+        return self._within[key]
+
+    def _fitted(self, rung: _Rung, score: Score) -> tuple[int, ...]:
         return fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
 
     def free(self, rung: _Rung) -> tuple[int, ...]:
@@ -136,10 +163,11 @@ class _Ladder:
         distinct: dict[tuple[int, ...], _Rung] = {}
         for rung in itertools.product(margins, _AHEAD_SHARES):
             distinct.setdefault(self.free(rung), rung)
-        steps_us = {rung: score.step_us([self._ops[p].name for p in order]) for order, rung in distinct.items()}
+        steps_us = {rung: score.step_us(order) for order, rung in distinct.items()}
         return sorted(steps_us, key=lambda rung: steps_us[rung])[:_KEPT]
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
         margin, share = rung
-        wishes = feed(self._ground, Policy(margin, share * self._step_us), allowed_bytes)
+        slack = _SLACK if margin >= _MARGINS[-1] else 0.0
+        wishes = feed(self._ground, Policy(margin, share * self._step_us, slack), allowed_bytes)
         return place(self._ground.placement, wishes)

@@ -19,7 +19,6 @@ from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.strategies.greedy import Greedy
 from overlap_pass.schedule.strategies.latest_start import LatestStart
 from overlap_pass.schedule.types import Problem, Schedule
-from overlap_pass.simulate.engine import Simulator
 from overlap_pass.spec import nearest, spec
 
 __all__ = ["LocalSearch"]
@@ -82,13 +81,12 @@ class _Search:
 
     def __init__(self, problem: Problem, placement: Placement, first: tuple[int, ...]) -> None:
         self.placement, self.score = placement, Score(problem)
-        self.simulator = Simulator(problem.program, problem.costs)
         self.ops = problem.program.ops
         self.steps = tuple(p for p in placement.anchors if problem.costs.duration_us[self.ops[p].name] > 0)
         self.draws = random.Random(0)
         self.order, self.wishes = first, _wishes_of(placement, first)
         self.peak_bytes = self.score.peak_bytes(first)
-        self.value = (self.score.of(self._names(first)), self.peak_bytes)
+        self.value = (self.score.of(first), self.peak_bytes)
         self.evaluations = self.improvements = 0
 
     def run(self, evaluations: int) -> None:
@@ -103,7 +101,7 @@ class _Search:
 
     def _improve_blocked(self, moves: list[Move], evaluations: int) -> bool:
         """One improvement at the most blocked collective that has one."""
-        blocked_us = self.simulator.run(self._names(self.order)).blocked_us
+        blocked_us = self.score.blocked_us(self.order)
         waited = [move for move in moves if blocked_us.get(self.ops[move.launch].name, 0.0) > 0]
         for move in sorted(waited, key=lambda m: (-blocked_us[self.ops[m.launch].name], m.launch)):
             for wishes in self._proposals(move):
@@ -121,7 +119,7 @@ class _Search:
         peak_bytes = self.score.peak_bytes(order)
         if not self.score.fits(peak_bytes) and peak_bytes >= self.peak_bytes:
             return False
-        value = (self.score.of(self._names(order)), peak_bytes)
+        value = (self.score.of(order), peak_bytes)
         if value >= self.value:
             return False
         self.order, self.wishes, self.value, self.peak_bytes = order, wishes, value, peak_bytes
@@ -176,9 +174,6 @@ class _Search:
             step = min(max(bisect_left(self.steps, anchor) + stride, 0), len(self.steps) - 1)
             moved[position] = (self.steps[step], rank, sequence)
         return moved
-
-    def _names(self, order: tuple[int, ...]) -> tuple[str, ...]:
-        return tuple(self.ops[position].name for position in order)
 
 
 def _wishes_of(placement: Placement, order: tuple[int, ...]) -> _Wishes:
