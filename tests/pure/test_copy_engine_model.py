@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from overlap_pass.cost.collectives import collective_us
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.cost.model import CostTable, price
@@ -171,3 +172,12 @@ def test_collectives_of_a_communicator_need_no_place() -> None:
     )
     spans = _spans(replace(program, ops=tuple(ops)), "launch")
     assert [spans["compute", f"launch {number}"][0] for number in range(5)] == [0, 10, 20, 30, 40]
+
+
+def test_gradients_that_are_exchanged_go_at_the_rate_of_an_all_to_all() -> None:
+    host = load_hardware("h200-host-staged")
+    ring = replace(COLLECTIVE, kind=CollectiveKind.REDUCE_SCATTER, payload_bytes=2**28, by_copy=False)
+    around, direct = (collective_us(one, host) for one in (ring, replace(ring, direct=True)))
+    assert around == pytest.approx(25 + 5 + 2**27 / 24.7e3)
+    assert direct == pytest.approx(25 + 5 + 2**27 / 17.5e3)
+    assert collective_us(replace(ring, direct=True), H200) == collective_us(ring, H200), "no rate of its own there"
