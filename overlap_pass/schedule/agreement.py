@@ -27,13 +27,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.once import once
-from overlap_pass.graph.program import OpNode, Program, Role
-from overlap_pass.memory.ledger import Ledger, Lifetimes
+from overlap_pass.graph.once import keep, once
+from overlap_pass.graph.program import OpKind, OpNode, Program, Role
+from overlap_pass.memory.ledger import Lifetimes
+from overlap_pass.memory.staging import staging_bytes
 from overlap_pass.schedule.placement import AFTER, ANCHOR, BEFORE, WAITS, Key, Move, Placement, place
 
 __all__ = ["added_bytes", "agreed", "reference_compute_us", "reference_costs"]
@@ -53,7 +54,9 @@ def agreed(program: Program, share: float = 1.0, *, as_written: bool = False) ->
     events = once(placement, _events_as_written if as_written else _events)
     ahead_of = _ahead_of(program, events, int(share * allowance(program)))
     order = place(placement, _wishes(placement, events, ahead_of))
-    return replace(program, ops=tuple(program.ops[position] for position in order), launches_fixed=True)
+    ordered = replace(program, ops=tuple(program.ops[position] for position in order), launches_fixed=True)
+    keep(ordered, Lifetimes, once(program, Lifetimes).of_order(order))
+    return ordered
 
 
 def allowance(program: Program) -> int:
@@ -72,32 +75,66 @@ def added_bytes(written: Program, order: Program) -> int:
     others are the same in both. Ops that make or read one of these are compared one by one, and what is held between two of
     them as a whole.
     """
-    placement = Placement.of_program(written)
-    free = [written.ops[position] for position in placement.free]
-    travel = {storage for op in free for storage in written.touched(op)}
-    fixed = {move.launch: move for move in placement.moves if move.launch not in placement.free}
-    for launch in fixed:
-        travel -= written.touched(written.ops[launch])
-    places = [p for p in placement.anchors if p in fixed or written.touched(written.ops[p]) & travel]
-    stops = {written.ops[p].name for p in (*places, *(wait for move in fixed.values() for wait in move.waits))}
-    pairs = zip(_most_held(written, travel, stops), _most_held(order, travel, stops), strict=True)
-    return max(0, *(later - before for before, later in pairs))
+    travel = once(written, _Travel.of)
+    held = travel.most_held(order)
+    return max(0, *(later - before for before, later in zip(travel.held_bytes, held, strict=True)))
 
 
-def _most_held(program: Program, travel: Collection[int], stops: Collection[str]) -> list[int]:
-    """Bytes of ``travel`` held at most, alternately between two ops of ``stops`` and by one of them."""
-    storages = tuple(s if s.id in travel else replace(s, size_bytes=0) for s in program.storages)
-    lifetimes = Lifetimes(replace(program, storages=storages))
-    ledger = Ledger(lifetimes)
-    most_bytes = [ledger.live_bytes]
-    for position, op in enumerate(program.ops):
-        while_bytes = ledger.live_bytes + lifetimes.allocated[position]
-        ledger.advance(position)
-        if op.name in stops:
-            most_bytes += [while_bytes, ledger.live_bytes]
-        else:
-            most_bytes[-1] = max(most_bytes[-1], while_bytes)
-    return most_bytes
+@dataclass(frozen=True)
+class _Travel:
+    """The tensors of a program that travel, and what its order as written holds of them.
+
+    Attributes:
+        storages: their ids.
+        stops: the ops that make or read one of them and keep their order.
+        held_bytes: see :meth:`most_held`.
+    """
+
+    storages: frozenset[int]
+    stops: frozenset[str]
+    held_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, written: Program) -> _Travel:
+        placement = Placement.of_program(written)
+        free = [written.ops[position] for position in placement.free]
+        storages = {storage for op in free for storage in written.touched(op)}
+        fixed = {move.launch: move for move in placement.moves if move.launch not in placement.free}
+        for launch in fixed:
+            storages -= written.touched(written.ops[launch])
+        places = [p for p in placement.anchors if p in fixed or written.touched(written.ops[p]) & storages]
+        waits = (wait for move in fixed.values() for wait in move.waits)
+        found = cls(frozenset(storages), frozenset(written.ops[p].name for p in (*places, *waits)))
+        return replace(found, held_bytes=tuple(found.most_held(written)))
+
+    def most_held(self, program: Program) -> list[int]:
+        """Bytes of theirs held at most, alternately between two stops and by one of them, in the order of the program."""
+        lifetimes = once(program, Lifetimes)
+        allocated, live_bytes = self._allocated(program), staging_bytes(program)
+        live_bytes += allocated.pop(-1, 0)
+        remaining = list(lifetimes.uses)
+        most_bytes = [live_bytes]
+        for position, op in enumerate(program.ops):
+            while_bytes = live_bytes = live_bytes + allocated.get(position, 0)
+            for storage in lifetimes.touches[position]:
+                remaining[storage] -= 1
+                if not remaining[storage] and storage in self.storages:
+                    live_bytes -= lifetimes.size_bytes[storage]
+            if op.name in self.stops:
+                most_bytes += [while_bytes, live_bytes]
+            else:
+                most_bytes[-1] = max(most_bytes[-1], while_bytes)
+        return most_bytes
+
+    def _allocated(self, program: Program) -> dict[int, int]:
+        """Position → bytes of theirs that the op allocates; -1 → what is there from the start."""
+        found: dict[int, int] = {}
+        for storage in program.storages:
+            if storage.id in self.storages:
+                position = program.index[storage.owner]
+                given = program.ops[position].kind is OpKind.INPUT
+                found[-1 if given else position] = found.get(-1 if given else position, 0) + storage.size_bytes
+        return found
 
 
 def reference_compute_us(written: Program, costs: CostTable) -> Mapping[str, float]:

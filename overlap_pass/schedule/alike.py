@@ -19,14 +19,14 @@ from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.agreement import added_bytes, agreed, reference_compute_us, reference_costs
 from overlap_pass.schedule.choice import Choice, choose
+from overlap_pass.schedule.early import launch_at_once
 from overlap_pass.schedule.explain import told_again
 from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
-from overlap_pass.schedule.placement import Placement
+from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.backward_post import BackwardPost
 from overlap_pass.schedule.strategies.backward_pre import BackwardPre
-from overlap_pass.schedule.strategies.latest_start import LatestStart
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant
 from overlap_pass.simulate.engine import Simulator
@@ -35,7 +35,6 @@ __all__ = ["LOCAL", "Terms", "choose_alike"]
 
 _SHARES = (1.0, 0.5, 0.25, 0.0)
 
-_QUICK = LatestStart(margin=1.5)
 _COMPUTE_PER_TRAFFIC = (1.0, 3.0)
 """Steps that candidates are judged by: one that is half traffic, and one with little of it."""
 
@@ -143,16 +142,16 @@ class _Bench:
         return candidates[min(ranked)[2]]
 
     def _steps_us(self, candidate: _Candidate, launches: tuple[str, ...]) -> list[float]:
-        """At each kind of step, with launches and waits where an unbounded budget lets them be."""
+        """At each kind of step, with all launched as early as the order of launches lets it and waited for when needed."""
         if launches in self._known:
             return self._known[launches]
         program, costs = candidate.ordered, candidate.variant.problem.costs  # of launches, which no order changes
-        dag = build_dag(program)
+        placement = Placement.of_program(program)
+        order = place(placement, launch_at_once(placement))
         steps_us = []
         for ratio in _COMPUTE_PER_TRAFFIC:
             compute_us = {name: ratio * travel_us for name, travel_us in self._travel_us.items()}
             table = reference_costs(program, costs, compute_us)
-            order, _ = _QUICK.order(Problem(dag, table, None))
             steps_us.append(Simulator(program, table).step_us(order))
         self._known[launches] = steps_us
         return steps_us

@@ -10,7 +10,7 @@ from overlap_pass.graph.program import OpNode, Role
 from overlap_pass.schedule.placement import BEFORE, WAITS, Key, Move, Placement
 from overlap_pass.schedule.room import Room
 
-__all__ = ["launch_early"]
+__all__ = ["launch_at_once", "launch_early"]
 
 
 def launch_early(placement: Placement, room: Room, budget_bytes: int | None) -> dict[int, Key]:
@@ -36,6 +36,17 @@ def launch_early(placement: Placement, room: Room, budget_bytes: int | None) -> 
         wishes[move.launch] = (start, BEFORE, sequence)
         until = stock.on_from(start, stock.ops[move.launch].read_bytes)
         wishes.update(dict.fromkeys(move.waits, (until, WAITS, sequence)))
+    return wishes
+
+
+def launch_at_once(placement: Placement) -> dict[int, Key]:
+    """Wishes that launch everything as soon as it may be and wait for reductions at the end: what no memory bounds."""
+    wishes: dict[int, Key] = {}
+    last = len(placement.program.ops) - 1
+    for sequence, move in enumerate(placement.moves):
+        wishes[move.launch] = (move.release, BEFORE, sequence)
+        if move.role is Role.GRADIENT:
+            wishes.update(dict.fromkeys(move.waits, (last, WAITS, sequence)))
     return wishes
 
 
