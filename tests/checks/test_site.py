@@ -47,7 +47,7 @@ def test_the_site_asks_no_other_host_for_anything(site):
 
 @in_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "quickstart", "commands"])
+@pytest.mark.parametrize("name", ["index", "quickstart", "commands", "examples"])
 def test_all_text_of_the_site_can_be_read(site, name, theme):
     page = (site / f"{name}.html").read_text("utf-8")
     if theme == "dark":  # the theme's script would choose it, after the search has run
