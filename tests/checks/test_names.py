@@ -72,7 +72,7 @@ def words() -> set[str]:
     """Every word of the code, its page assets and its data files."""
     suffixes = {".py", ".js", ".css", ".html", ".toml"}
     inside = (path for folder in PRODUCT for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
-    files = [*inside, ROOT / "pyproject.toml", ROOT / "Makefile"]
+    files = [*inside, ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / ".ci" / "run"]
     found = {word for path in files for word in re.findall(r"\w+", path.read_text("utf-8"))}
     return found | {part for path in files for part in path.relative_to(ROOT).parts} | {path.stem for path in files}
 
