@@ -287,7 +287,8 @@ def _latency(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
     evidence = (
         f"{kernels} kernels and copies in the step; {_time(cost_ns)} passes between launches and starts of under 10 µs each",
     )
-    action = "fuse small kernels (torch.compile, foreach or fused optimizers) or capture the step in CUDA graphs"
+    graphs = "" if device.coverage.graphs else " or capture the step in CUDA graphs"
+    action = f"fuse small kernels (torch.compile, foreach or fused optimizers){graphs}"
     yield _finding(device, "latency", "launch latency of many small kernels", cost_ns, evidence, action)
 
 
