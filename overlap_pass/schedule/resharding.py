@@ -92,14 +92,18 @@ def choose_kept(
     counts = [most] if limit_bytes is None else _counts(ranked[:most])
     steps_us = {count: step.planned_us(ranked[:count], limit_bytes) for count in dict.fromkeys((0, *counts))}
     best = min(counts, key=lambda count: (steps_us[count], count))
-    kept = ranked[:best]
+    kept: Sequence[Gathered] = ranked[:best]
+    saved_us = steps_us[0] - steps_us[best]
+    if budget_bytes is not None and step.smallest_bytes(kept) > budget_bytes >= step.smallest_bytes(user):
+        # Gathers of a backward need staging memory, which may be more than keeping what the user keeps.
+        kept, saved_us = user, steps_us[0] - step.planned_us(user, limit_bytes)
     names = [forward.op(gather.launch).collective for gather in kept]
     return Resharding(
         kept=tuple(gather.launch for gather in kept),
         names=tuple(name.parameter for name in names if name is not None and name.parameter is not None),
         gathered=len(ranked),
         kept_bytes=sum(gather.size_bytes for gather in kept),
-        saved_us=steps_us[0] - steps_us[best],
+        saved_us=saved_us,
         budget_bytes=budget_bytes,
     )
 

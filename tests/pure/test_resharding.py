@@ -182,3 +182,22 @@ def test_a_shard_that_something_else_reads_stays_in_the_backward() -> None:
     second = keep_in_backward(read_twice, gathered_twice(forward, read_twice))
     assert {"primals_0", "cast0", "w0"} <= set(second.order)
     assert "ag0" not in second.order
+
+
+def _by_copy(program: Program) -> Program:
+    return replace(
+        program,
+        ops=tuple(
+            op if op.collective is None else replace(op, collective=replace(op.collective, by_copy=True))
+            for op in program.ops
+        ),
+    )
+
+
+def test_where_gathers_again_would_need_more_staging_than_the_budget_has_what_the_user_keeps_stays() -> None:
+    """One weight of 64 MiB, kept, or gathered again through staging memory of three times its half."""
+    forward, backward = map(_by_copy, step((64,), flops=0))
+    found = choose_kept(forward, backward, H100, Budget.parse("+0B"), asked=("ag0",))
+    assert found.kept == ("ag0",)
+    assert together(gathered_twice(forward, backward), forward, backward) <= found.budget_bytes
+    assert together((), forward, backward) > found.budget_bytes
