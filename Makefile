@@ -1,7 +1,10 @@
 # One command each; what they run stands here and nowhere else. `make setup` comes first.
 PYTHON = .venv/bin/python
 
-.PHONY: setup check format test test-gpu fuzz docs serve pictures bench package
+help:  ## this list
+	@grep -E '^[a-z-]+:  ##' Makefile | sed 's/:  ##/\t/' | expand -t 12
+
+.PHONY: help setup check format test test-gpu fuzz docs serve pictures bench package
 
 setup:  ## a virtual environment with all that the checks, tests and pages need
 	python3.11 -m venv .venv && .venv/bin/pip install -c requirements-ci.txt -e '.[dev,docs]'
@@ -15,8 +18,8 @@ format:  ## mends most of what check finds
 test:  ## everything, as CI does on the newest torch
 	$(PYTHON) -m pytest
 
-test-gpu:  ## what needs two GPUs
-	$(PYTHON) -m pytest tests/gpu
+test-gpu:  ## what needs two GPUs; says so where there are none
+	$(PYTHON) -m pytest -q tests/gpu
 
 fuzz:  ## 200 random models beside eager FSDP2, bit for bit; goes on where it was stopped
 	$(PYTHON) -m tests.bench.fuzz --models 200

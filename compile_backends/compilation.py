@@ -13,7 +13,6 @@ import torch.fx as fx
 
 from compile_backends import roll_call
 from compile_backends.identity import capture_digest, place_in_world, rank_of_world, source_digest
-from compile_backends.modes import records_graphs
 from compile_backends.trail import with_trail
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
@@ -24,6 +23,7 @@ from overlap_pass.graph.program import Program
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
+from overlap_pass.profiling.modes import records_graphs
 from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
@@ -70,13 +70,9 @@ class Compilation:
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
         drop_unused_gathers(gm)
         hardware = config.hardware_for(device_name())
-        carriers = Carriers(config.transport, config.reduction, recorded=records_graphs(config.mode))
-        if carriers.recorded:
+        if records_graphs(config.mode):
             hardware = hardware.replaying()
-        if carriers.recorded and carriers.transport == "copy_engine":
-            _log.warning(
-                "transport='copy_engine' in recorded graphs is not proven yet: compare losses, or leave it out"
-            )
+        carriers = Carriers(config.transport, config.reduction)
         saved = None if config.plan is None else SavedPlans.load(config.plan, *place_in_world())
         shaped_by = (
             source_digest(),

@@ -19,11 +19,11 @@ import compile_backends.lowerings  # noqa: F401  registers them
 from compile_backends import roll_call
 from compile_backends.compilation import Compilation
 from compile_backends.identity import source_digest
-from compile_backends.modes import mode_patches
 from compile_backends.settle import Settle
 from overlap_pass.config import Config
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.gather import gather
+from overlap_pass.profiling.modes import mode_patches
 from overlap_pass.rewrite.padding import note_padding
 from overlap_pass.rewrite.partition import prepare_joint, split
 

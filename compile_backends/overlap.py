@@ -16,11 +16,11 @@ import torch.fx as fx
 from compile_backends import eager, inductor
 from compile_backends.compilation import Compilation
 from compile_backends.first_steps import lowered
-from compile_backends.modes import mode_patches
 from overlap_pass.config import Config, FsdpMode
 from overlap_pass.errors import OptionError, UncapturedCollectives
 from overlap_pass.fsdp import autoconvert, discover
 from overlap_pass.profiling.environment import device_name, is_first_rank
+from overlap_pass.profiling.modes import mode_patches
 
 __all__ = ["overlap", "overlap_eager"]
 

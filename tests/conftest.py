@@ -25,16 +25,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests under ``tests/gpu`` are skipped where two GPUs are not at hand."""
+    """Tests under ``tests/gpu`` are skipped where two GPUs are not at hand; where nothing else was asked for, one line says so."""
     on_gpu = [item for item in items if "gpu" in Path(item.path).relative_to(config.rootpath).parts]
     if on_gpu and (reason := _no_gpus()):
+        if on_gpu == items:
+            pytest.exit(f"nothing was run: tests/gpu {reason}", returncode=0)
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _no_gpus() -> str:
     if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
+        return "needs torch, which is not installed"
     import torch
 
     count = torch.cuda.device_count()

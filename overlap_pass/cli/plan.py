@@ -34,11 +34,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reduction", metavar="ring|exchange", help="with exchange gradients are sent as they are, summed on arrival"
     )
+    parser.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="a mode of torch.compile: with reduce-overhead the CPU replays recorded CUDA graphs",
+    )
     add_output(parser, "page to write: .html with both timelines, or .json")
     parser.set_defaults(run=run)
 
 
-_CHOICES = ("reshard", "transport", "reduction")
+_CHOICES = ("reshard", "transport", "reduction", "mode")
 
 
 def run(args: argparse.Namespace) -> int:

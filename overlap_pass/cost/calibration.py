@@ -18,6 +18,9 @@ __all__ = ["Calibration", "Measurements", "Point", "calibrated"]
 _FITTED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 """The kinds that FSDP is made of decide the link; the others are shown beside it."""
 
+_LARGE_BYTES = 16 * 2**20
+"""An all-to-all of so much is all transfer."""
+
 
 @dataclass(frozen=True)
 class Measurements:
@@ -155,12 +158,24 @@ def _links(found: Measurements, base: Hardware) -> _Step:
     across = [sample for sample in found.collectives if sample.ranks > sample.ranks_per_node]
     intra, inter, sources = base.intra_node, base.inter_node, {}
     if inside:
-        intra = fit_link(_decisive(inside), intra)
+        intra = _with_all_to_all(fit_link(_decisive(inside), intra), inside)
         sources["intra_node"] = f"measured: {_described(inside)}"
     if across:
         inter = fit_link(_as_one_node(_decisive(across), intra), inter)
         sources["inter_node"] = f"measured: {_described(across)}"
     return replace(base, intra_node=intra, inter_node=inter), sources
+
+
+def _with_all_to_all(link: Link, samples: Sequence[CollectiveSample]) -> Link:
+    """Each rank sends to each other by itself there, so an all-to-all may have another rate than a ring."""
+    rates = [
+        crossing_bytes(sample.collective)
+        / 1e3
+        / max(sample.time_us - link.latency_us - link.hop_us * sample.hops, 1e-3)
+        for sample in samples
+        if sample.kind is CollectiveKind.ALL_TO_ALL and sample.payload_bytes >= _LARGE_BYTES
+    ]
+    return replace(link, all_to_all_gb_per_s=median(rates) if rates else None)
 
 
 def _decisive(samples: Sequence[CollectiveSample]) -> list[CollectiveSample]:

@@ -16,10 +16,13 @@ Simplifications, all on purpose:
   packed. A group that strides over nodes (the replicas of a hybrid-sharded mesh) must be told.
 - Where a group spans nodes, its ring enters and leaves a node through the adapters of all its members there, so
   each rank gets ``min(intra bandwidth, members on a node * inter bandwidth)``. An all-to-all cannot share a transfer
-  between the members of a node: what leaves the node goes through each rank's own adapter.
+  between the members of a node: what leaves the node goes through each rank's own adapter. Where the link has a rate of
+  its own for it, that counts, also for gradients that are exchanged and summed on arrival.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from overlap_pass.cost.hardware import Hardware, Link
 from overlap_pass.graph.program import Collective, CollectiveKind
@@ -51,16 +54,14 @@ def collective_us(collective: Collective, hardware: Hardware, ranks_per_node: in
     nodes = -(-size // local)
     if nodes == 1:
         alpha_us = hardware.intra_node.latency_us + rounds * (size - 1) * hardware.intra_node.hop_us
-        return alpha_us + _transfer_us(crossing_bytes(collective), hardware.intra_node)
+        return alpha_us + _transfer_us(crossing_bytes(collective), _wire(collective, hardware.intra_node))
     hops_us = (nodes - 1) * hardware.inter_node.hop_us + (size - nodes) * hardware.intra_node.hop_us
     alpha_us = hardware.inter_node.latency_us + rounds * hops_us
-    if collective.kind is CollectiveKind.ALL_TO_ALL:
+    if _direct(collective):
         leaving_bytes = collective.payload_bytes * (size - local) / size
         staying_bytes = collective.payload_bytes * (local - 1) / size
-        transfer_us = max(
-            _transfer_us(leaving_bytes, hardware.inter_node), _transfer_us(staying_bytes, hardware.intra_node)
-        )
-        return alpha_us + transfer_us
+        inter, intra = (_wire(collective, link) for link in (hardware.inter_node, hardware.intra_node))
+        return alpha_us + max(_transfer_us(leaving_bytes, inter), _transfer_us(staying_bytes, intra))
     return alpha_us + max(
         _transfer_us(crossing_bytes(collective) / local, hardware.inter_node),
         _transfer_us(crossing_bytes(collective), hardware.intra_node) if local > 1 else 0.0,
@@ -81,6 +82,17 @@ def crossing_bytes(collective: Collective) -> float:
             return 2 * payload_bytes * (size - 1) / size
         case _:
             return float(payload_bytes)
+
+
+def _direct(collective: Collective) -> bool:
+    return collective.direct or collective.kind is CollectiveKind.ALL_TO_ALL
+
+
+def _wire(collective: Collective, link: Link) -> Link:
+    """The link as a collective finds it."""
+    if link.all_to_all_gb_per_s is None or not _direct(collective):
+        return link
+    return replace(link, bandwidth_gb_per_s=link.all_to_all_gb_per_s)
 
 
 def _transfer_us(crossing_bytes: float, link: Link) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -75,12 +75,14 @@ class Link:
         latency_us: time of an empty collective of two ranks, but for its hop.
         hop_us: more time for each further rank of the ring.
         saturation_mb: a collective that moves less than this across the link takes as long as one that moves this.
+        all_to_all_gb_per_s: rate of a large all-to-all, where it is not that of a ring.
     """
 
     bandwidth_gb_per_s: float
     latency_us: float
     hop_us: float
     saturation_mb: float
+    all_to_all_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,8 @@ class _Reader:
         return general, {kind: self._table(Contention, own[kind], f"contention.{kind}.") for kind in kinds}
 
     def _table(self, cls: type[_Table], table: Mapping[str, Any], prefix: str) -> _Table:
-        self._check_keys(table, [field.name for field in fields(cls)], prefix)
+        optional = [field.name for field in fields(cls) if field.default is None and field.name not in table]
+        self._check_keys(table, [field.name for field in fields(cls)], prefix, optional)
         return cls(**{key: self._value(key, value, prefix) for key, value in table.items()})
 
     def _value(self, key: str, value: Any, prefix: str) -> Any:
@@ -245,9 +248,11 @@ class _Reader:
             return found
         raise self._refusal(f"has the key {key!r} with {found!r}, which is no table")
 
-    def _check_keys(self, table: Mapping[str, Any], expected: list[str], prefix: str) -> None:
+    def _check_keys(
+        self, table: Mapping[str, Any], expected: list[str], prefix: str, optional: Collection[str] = ()
+    ) -> None:
         for key in expected:
-            if key not in table:
+            if key not in table and key not in optional:
                 raise self._refusal(f"lacks the key {prefix + key!r}")
         for key in table:
             if key not in expected:

@@ -13,10 +13,10 @@ from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import OptionError
 from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Program
 
-__all__ = ["Contention", "CostTable", "price"]
+__all__ = ["COPY_ENGINE", "Contention", "CostTable", "price"]
 
 
-_COPY_ENGINE = "copy engine"
+COPY_ENGINE = "copy engine"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _lanes(program: Program, hardware: Hardware) -> dict[str, str]:
     """One copy runs at a time, whoever asked for it and whichever way it goes (seen on H200: no two ever overlap)."""
     if hardware.copy_engine is None:
         return {}
-    return {op.name: _COPY_ENGINE for op in program.launches if op.collective is not None and op.collective.by_copy}
+    return {op.name: COPY_ENGINE for op in program.launches if op.collective is not None and op.collective.by_copy}
 
 
 def _beside_compute(program: Program, hardware: Hardware) -> dict[str, Contention]:

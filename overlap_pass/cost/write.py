@@ -44,7 +44,7 @@ def _table(name: str, value: Any, notes: Mapping[str, str], unlike: Contention |
                 _noted(f"[{name}.{field.name}]", notes.get(f"{name}.{field.name}")),
                 *(f"{key} = {_number(one)}" for key, one in entry.items()),
             ]
-        elif unlike is None or entry != getattr(unlike, field.name):
+        elif entry is not None and (unlike is None or entry != getattr(unlike, field.name)):
             plain.append(_noted(f"{field.name} = {_number(entry)}", notes.get(f"{name}.{field.name}")))
     return ["", _noted(f"[{name}]", notes.get(name)), *plain, *nested]
 

@@ -283,6 +283,7 @@ class _Reader:
             unit=note.get("unit"),
             parameter=note.get("parameter"),
             by_copy=by_copy,
+            direct=targets.goes_directly(node.target),
         )
 
     def _group(self, node: fx.Node, group_name: Any, group_size: Any) -> tuple[str, int]:

@@ -22,6 +22,7 @@ __all__ = [
     "draws_random",
     "flop_formula",
     "goes_by_copy",
+    "goes_directly",
     "group_of",
     "is_opaque",
     "is_wait",
@@ -140,6 +141,11 @@ def goes_by_copy(target: object, by_copy: object) -> bool:
     """Whether copy engines carry what a call launches, given its argument ``by_copy`` if it has one."""
     ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "overlap_pass"
     return ours and (by_copy is True or _name(target).startswith("gather_start"))
+
+
+def goes_directly(target: object) -> bool:
+    """Whether every rank sends to every other by itself in the collective that a call launches."""
+    return collective_kind(target) is CollectiveKind.ALL_TO_ALL or _name(target).startswith("exchange_start")
 
 
 def draws_random(target: object) -> bool:

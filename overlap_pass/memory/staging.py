@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from overlap_pass.graph.program import CollectiveKind, Program
+from overlap_pass.graph.program import Collective, CollectiveKind, Program
+from overlap_pass.memory.places import aligned
 
-__all__ = ["GATHERS_AT_ONCE", "REDUCTIONS_AT_ONCE", "staging_bytes"]
+__all__ = [
+    "GATHERS_AT_ONCE",
+    "REDUCTIONS_AT_ONCE",
+    "Channel",
+    "capacities_bytes",
+    "channel_of",
+    "staged_bytes",
+    "staging_bytes",
+]
 
 GATHERS_AT_ONCE = 3
 """Staging memory holds the largest gather this many times: one is filled while others are still read."""
@@ -12,23 +21,35 @@ GATHERS_AT_ONCE = 3
 REDUCTIONS_AT_ONCE = 4
 """The same for reductions, whose gradients lie there until they are summed: the compute stream does that when it comes by."""
 
+Channel = tuple[str, CollectiveKind]
+"""Launches that share staging memory: those of one group and kind."""
 
-def staging_bytes(program: Program) -> int:
-    """Bytes that this rank keeps for the peers while the graph runs, beside what its ops allocate.
 
-    A gather stages this rank's part of the result, a reduction receives the parts of all other ranks.
-    """
-    largest: dict[tuple[str, CollectiveKind], int] = {}
+def channel_of(collective: Collective) -> Channel:
+    return collective.group, collective.kind
+
+
+def staged_bytes(collective: Collective) -> int:
+    """What lies in this rank's staging memory: its own part of a gather, the parts of all others of a reduction."""
+    part_bytes = collective.payload_bytes // collective.group_size
+    gathers = collective.kind is CollectiveKind.ALL_GATHER
+    return aligned(part_bytes if gathers else part_bytes * (collective.group_size - 1))
+
+
+def capacities_bytes(program: Program) -> dict[Channel, int]:
+    """Bytes of staging memory of each channel while the graph runs."""
+    largest: dict[Channel, int] = {}
     for op in program.launches:
         collective = op.collective
-        if collective is None or not collective.by_copy:
-            continue
-        part_bytes = collective.payload_bytes // collective.group_size
-        gathers = collective.kind is CollectiveKind.ALL_GATHER
-        staged_bytes = part_bytes if gathers else part_bytes * (collective.group_size - 1)
-        channel = (collective.group, collective.kind)
-        largest[channel] = max(largest.get(channel, 0), staged_bytes)
-    return sum(
-        (GATHERS_AT_ONCE if kind is CollectiveKind.ALL_GATHER else REDUCTIONS_AT_ONCE) * size_bytes
-        for (_, kind), size_bytes in largest.items()
-    )
+        if collective is not None and collective.by_copy:
+            channel = channel_of(collective)
+            largest[channel] = max(largest.get(channel, 0), staged_bytes(collective))
+    return {
+        channel: (GATHERS_AT_ONCE if channel[1] is CollectiveKind.ALL_GATHER else REDUCTIONS_AT_ONCE) * size_bytes
+        for channel, size_bytes in largest.items()
+    }
+
+
+def staging_bytes(program: Program) -> int:
+    """Bytes that this rank keeps for the peers while the graph runs, beside what its ops allocate."""
+    return sum(capacities_bytes(program).values())

@@ -20,6 +20,7 @@ class Scale:
         streamed_bytes: what copies, casts and pointwise kernels read.
         gather_bytes, reduce_bytes: full tensors of the collectives that run beside GEMMs.
         busy_gemms: GEMMs in a loop that collectives run beside.
+        warm_rounds: GEMMs, each with a pass through memory, that a device does before its rates are measured.
         launches: kernels and collectives whose launches are timed on the CPU.
         batches: a time is the median of so many loops.
     """
@@ -31,6 +32,7 @@ class Scale:
     gather_bytes: int
     reduce_bytes: int
     busy_gemms: int
+    warm_rounds: int
     launches: int
     batches: int = 3
 
@@ -50,6 +52,7 @@ class Scale:
             gather_bytes=436 * 10**6,
             reduce_bytes=872 * 10**6,
             busy_gemms=20,
+            warm_rounds=80,
             launches=200,
         )  # fmt: skip
 
@@ -64,6 +67,7 @@ class Scale:
             gather_bytes=1 * _MIB,
             reduce_bytes=2 * _MIB,
             busy_gemms=3,
+            warm_rounds=1,
             launches=10,
         )
 

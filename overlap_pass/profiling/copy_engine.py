@@ -9,11 +9,12 @@ import torch
 
 from overlap_pass.cost.hardware import CopyEngine
 from overlap_pass.errors import EnvironmentRefused, TransportError
+from overlap_pass.memory.places import WORDS, aligned, tenancies
 from overlap_pass.profiling.calibration_scale import Scale
 from overlap_pass.profiling.collective_rates import Group, beside_gemm
 from overlap_pass.profiling.stopwatch import Run, Stopwatch
+from overlap_pass.transport import driver
 from overlap_pass.transport.choice import why_not_by_copy
-from overlap_pass.transport.places import WORDS, tenancies
 
 __all__ = ["copy_engine"]
 
@@ -38,24 +39,41 @@ def copy_engine(group: Group, scale: Scale, watch: Stopwatch) -> CopyEngine:
 
 
 def _measured(group: Group, scale: Scale, watch: Stopwatch) -> CopyEngine:
-    shard, large = _gather(scale.gather_bytes, group, watch.device)
-    _, small = _gather(_SMALL_BYTES, group, watch.device)
-    large_us, small_us = watch.queued_us(large, 4), watch.queued_us(small, 30)
-    # The shard is first written to two places by a kernel, which plans price on its own.
-    copies_us = large_us - small_us - watch.queued_us(_cast(shard), 4)
-    factors = beside_gemm(large, scale, watch)
+    small = _gather(_SMALL_BYTES, group, watch.device)
+    copies = _copies(scale.gather_bytes, group, watch.device)
+    factors = beside_gemm(copies, scale, watch)
     crossing_bytes = scale.gather_bytes * (group.ranks - 1) / group.ranks
     return CopyEngine(
-        bandwidth_gb_per_s=crossing_bytes / max(copies_us, 1.0) / 1e3,
-        latency_us=small_us,
+        bandwidth_gb_per_s=crossing_bytes / watch.queued_us(copies, 4) / 1e3,
+        latency_us=watch.queued_us(small, 30),
         launch_us=watch.issued_us(small, scale.launches // 2),
         compute_beside_communication=factors.compute_beside_communication,
         communication_beside_compute=factors.communication_beside_compute,
     )
 
 
-def _gather(payload_bytes: int, group: Group, device: torch.device) -> tuple[torch.Tensor, Run]:
-    """A rank's shard of a bf16 tensor of so many bytes, and a call that gathers it and waits."""
+def _copies(payload_bytes: int, group: Group, device: torch.device) -> Run:
+    """The copies of a gather alone: the cast before them is a kernel, which plans price on its own.
+
+    What is copied is whatever lies in the peers' staging memory, which nobody writes to meanwhile.
+    """
+    from overlap_pass.transport.peers import channel
+
+    line = channel(group.process_group.group_name, "gather", device)
+    size_bytes = aligned(payload_bytes // group.ranks)
+    staging = line.staging(size_bytes)
+    fetched = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+    def copy() -> object:
+        for peer in line.peers:
+            driver.copy(torch.cuda.current_stream(), fetched.data_ptr(), staging.addresses[peer], size_bytes)
+        return fetched
+
+    return copy
+
+
+def _gather(payload_bytes: int, group: Group, device: torch.device) -> Run:
+    """A call that gathers a bf16 tensor of so many bytes and waits."""
     from overlap_pass.transport.copy_engine import start_gather
 
     shard = torch.zeros(math.ceil(payload_bytes / 2 / group.ranks), dtype=torch.bfloat16, device=device)
@@ -66,11 +84,4 @@ def _gather(payload_bytes: int, group: Group, device: torch.device) -> tuple[tor
         (full,) = start_gather([shard], torch.bfloat16, name, next(places))
         return torch.ops._c10d_functional.wait_tensor(full)
 
-    return shard, gather
-
-
-def _cast(shard: torch.Tensor) -> Run:
-    from overlap_pass.transport.kernels import cast_to_both
-
-    first, second = torch.empty_like(shard), torch.empty_like(shard)
-    return lambda: cast_to_both(shard, (first, 0), (second, 0))
+    return gather

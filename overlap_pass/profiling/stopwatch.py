@@ -24,13 +24,19 @@ class Stopwatch:
     def __init__(self, device: torch.device, batches: int) -> None:
         self.device, self.batches = device, batches
 
-    def queued_us(self, run: Run, count: int) -> float:
-        """Time of one call in a queue of ``count`` on the device, which the CPU has issued before the first begins."""
+    def queued_us(self, run: Run, count: int, *, behind: Run | None = None) -> float:
+        """Time of one call in a queue of ``count`` on the device, which the CPU has issued before the first begins.
+
+        Args:
+            behind: what the device does before, without a break.
+        """
         run()
         taken_us = []
         for _ in range(self.batches):
             self.settle()
             self.pause(count)
+            if behind is not None:
+                behind()
             clock = Clock(self.device)
             clock.mark()
             for _ in range(count):

@@ -23,6 +23,7 @@ from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import plan_step
 from overlap_pass.profiling import llama
+from overlap_pass.profiling.modes import records_graphs
 from overlap_pass.report.comparison import Comparison
 from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.rewrite.partition import partition
@@ -146,7 +147,7 @@ def plan_model(
         build: called with a 1-D device mesh over all ranks; shards a model on it with ``fully_shard`` and returns the
             model and its inputs, ``model(*inputs)`` being the loss. Runs under fake tensors: nothing is allocated, so a
             model of any size can be built, and no value can be read.
-        options: the backend's options (strategy, memory_budget, hardware, coalesce, reshard).
+        options: the backend's options (strategy, memory_budget, hardware, coalesce, reshard, transport, reduction, mode).
         title: what the report calls it.
         setting: (name, value) pairs for the report.
         progress: called with what is being done.
@@ -158,6 +159,8 @@ def plan_model(
     """
     config = Config.from_options(options)
     hardware = config.hardware_for(None)
+    if records_graphs(config.mode):
+        hardware = hardware.replaying()
     carriers = Carriers(config.transport, config.reduction)
     by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
     programs = trace_model(
@@ -172,6 +175,7 @@ def plan_model(
         ("coalesce", str(config.coalesce)),
         ("transport", config.transport),
         ("reduction", config.reduction),
+        ("mode", config.mode),
         *(() if by_budget is None else by_budget.setting()),
         ("torch", torch.__version__),
     )

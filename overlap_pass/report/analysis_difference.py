@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -23,7 +23,7 @@ NOISE_SHARE = 0.02
 """Steps that differ by less are the same."""
 
 LEAST_COMPARABLE = 0.5
-"""Least part of the bytes, or collectives, of a step that both sides must share."""
+"""Least part of a step's communication, or of its compute, that both sides must share."""
 
 
 class Outcome(enum.StrEnum):
@@ -52,7 +52,8 @@ class Difference:
 
     Attributes:
         outcome: the verdict.
-        comparability: part of a step's communication that both sides share, from 0.0 to 1.0.
+        comparability: part of a step's communication, or of its compute if that is more, that both sides share, from 0.0
+            to 1.0.
         steps_before_ns, steps_after_ns: lengths of the steps that count, for each the longest of all ranks.
         noise_ns: what the medians may differ by without meaning anything.
         joined: the largest changes of exposed time first.
@@ -122,7 +123,10 @@ def _outcome(change_ns: float, noise_ns: float, reasons: Sequence[str]) -> Outco
 
 
 def _comparability(before: Analysis, after: Analysis) -> tuple[float, list[str]]:
-    """(shared part of the communication, why the two cannot be compared)."""
+    """(shared part of the step, why the two cannot be compared).
+
+    The same work may communicate otherwise: in other buckets, over another carrier. Its kernels tell then.
+    """
     reasons: list[str] = []
     worlds = [sorted({device.world_size for device in side.devices if device.world_size}) for side in (before, after)]
     if all(worlds) and worlds[0] != worlds[1]:
@@ -134,9 +138,14 @@ def _comparability(before: Analysis, after: Analysis) -> tuple[float, list[str]]
     whole = [device.step.number is None for device in (*before.devices, *after.devices)]
     if any(whole) and not all(whole):
         reasons.append("one side has steps and the other has none")
-    shared = _shared(_moved(_typical(before)), _moved(_typical(after)))
+    sides = _typical(before), _typical(after)
+    communication = _shared(*map(_moved, sides))
+    compute = _common(*(side.step.kernels_ns for side in sides))
+    shared = max(communication, compute)
     if shared < LEAST_COMPARABLE:
-        reasons.append(f"only {100 * shared:.0f} % of the communication of a step is the same")
+        reasons.append(
+            f"only {100 * communication:.0f} % of the communication and {100 * compute:.0f} % of the compute of a step are the same"
+        )
     return shared, reasons
 
 
@@ -153,6 +162,12 @@ def _moved(device: DeviceFigures) -> Counter[str]:
 def _shared(first: Counter[str], second: Counter[str]) -> float:
     either = (first | second).total()
     return (first & second).total() / either if either else 1.0
+
+
+def _common(first: Mapping[str, int], second: Mapping[str, int]) -> float:
+    """Part of the time of all kernels that those take which both sides run, whatever slows them down on one."""
+    total = sum(first.values()) + sum(second.values())
+    return sum(first[name] + second[name] for name in first.keys() & second.keys()) / total if total else 0.0
 
 
 def _verdict(

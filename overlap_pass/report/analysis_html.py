@@ -239,7 +239,8 @@ def _waits(analysis: Analysis) -> str:
     )
     return (
         '<section aria-labelledby="waits-title"><h2 id="waits-title">Who waits for whom</h2>'
-        f'<div class="wide"><svg class="heat" viewBox="0 0 {width:.0f} {height}" style="max-width:{width:.0f}px" role="img" '
+        f'<div class="wide" role="region" aria-label="Chart of waits" tabindex="0">'
+        f'<svg class="heat" viewBox="0 0 {width:.0f} {height}" style="max-width:{width:.0f}px" role="img" '
         f'aria-label="Wait for other ranks by rank and collective">{labels}{body}</svg></div>'
         f'<p class="hint">One column for each collective of {escape(analysis.slowest.step.name)}, in order; full red is '
         f"{time_ns(longest_ns)}. Others waited for: {escape(late)}.</p></section>"

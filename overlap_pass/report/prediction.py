@@ -2,7 +2,8 @@
 
 The collectives of a kind are paired in the order in which they start, which is the order in which they were launched. A
 kind that has another number of kernels than of planned launches (a compiler's own collectives, kernels that a trace does
-not show) is not paired at all: what belongs to what would be a guess.
+not show, copies among GPUs, of which a launch makes several) is not paired at all: what belongs to what would be a guess.
+Its times are compared as a whole.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from overlap_pass.cost.model import COPY_ENGINE
 from overlap_pass.report.comparison import Comparison, Side
 from overlap_pass.schedule.types import Decision
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from overlap_pass.units import format_bytes, format_us, ns_to_us
 
 __all__ = ["Pair", "Prediction"]
+
+_COPIES = "copies among GPUs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ class Prediction:
         budget_bytes: bound on its peak, ``None`` for none.
         pairs: its collectives beside those of the profiled step.
         decisions: the moves behind it.
-        unpaired: kinds that could not be paired, with the numbers of both: ``"all_gather: 50 planned, 52 measured"``.
+        unpaired: kinds that could not be paired, with numbers and times of both:
+            ``"all_gather: 50 planned take 16.0 ms, 52 measured 17.0 ms (-5.9 %)"``.
     """
 
     side: Side
@@ -69,7 +74,7 @@ class Prediction:
         for kind in sorted(planned.keys() | seen.keys()):
             ours, theirs = planned[kind], seen[kind]
             if len(ours) != len(theirs):
-                unpaired.append(f"{kind}: {len(ours)} planned, {len(theirs)} measured")
+                unpaired.append(_unpaired_line(kind, ours, theirs))
                 continue
             pairs += [_pair(kind, one, other) for one, other in zip(ours, theirs, strict=True)]
         pairs.sort(key=lambda pair: pair.measured_start_ns)
@@ -90,7 +95,7 @@ class Prediction:
             found.append(_peak_line(self.side, peak_bytes, self.budget_bytes))
         for kind in sorted({pair.collective for pair in self.pairs}):
             found.append(_kind_line(kind, [pair for pair in self.pairs if pair.collective == kind]))
-        return (*found, *(f"not compared: {one}" for one in self.unpaired))
+        return (*found, *(f"not paired: {one}" for one in self.unpaired))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -119,8 +124,19 @@ def _by_kind(timeline: Timeline) -> defaultdict[str, list[Span]]:
     found: defaultdict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         if span.kind is SpanKind.COMMUNICATION:
-            found[span.collective or "unknown"].append(span)
+            found[_COPIES if _is_copy(span) else span.collective or "unknown"].append(span)
     return found
+
+
+def _is_copy(span: Span) -> bool:
+    """By a copy engine: as a plan calls its lane, and as Kineto calls what it does."""
+    return span.lane == COPY_ENGINE or span.name.startswith("Memcpy PtoP")
+
+
+def _unpaired_line(kind: str, planned: Sequence[Span], seen: Sequence[Span]) -> str:
+    predicted_us, measured_us = (ns_to_us(sum(span.duration_ns for span in spans)) for spans in (planned, seen))
+    error = f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if predicted_us and measured_us else ""
+    return f"{kind}: {len(planned)} planned take {format_us(predicted_us)}, {len(seen)} measured {format_us(measured_us)}{error}"
 
 
 def _pair(kind: str, planned: Span, seen: Span) -> Pair:

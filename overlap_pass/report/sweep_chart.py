@@ -34,11 +34,11 @@ def render(sweep: Sweep) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(sweep.title)}</title><style>{style}</style></head><body>\n"
+        f"<title>{escape(sweep.title)}</title><style>{style}</style></head><body>\n<main>\n"
         f"<h1>{escape(sweep.title)}</h1>\n<p>Share of the step in which communication runs and nothing computes, "
         f"predicted. Below {HIDDEN_PERCENT:g} % it counts as hidden.</p>\n"
-        f'<figure>{_Chart(sweep).svg()}</figure>\n<ul class="verdicts">{verdicts}</ul>\n{_table(sweep)}\n'
-        f"{f'<ul>{refused}</ul>' if refused else ''}<dl>{pairs}</dl>\n</body></html>\n"
+        f'<figure aria-label="Chart" tabindex="0">{_Chart(sweep).svg()}</figure>\n<ul class="verdicts">{verdicts}</ul>\n{_table(sweep)}\n'
+        f"{f'<ul>{refused}</ul>' if refused else ''}<dl>{pairs}</dl>\n</main>\n</body></html>\n"
     )
 
 
@@ -49,7 +49,7 @@ def _table(sweep: Sweep) -> str:
         for series in sweep.series
         for point in series.points
     )
-    return f'<div class="wide"><table><thead><tr>{heading}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide" role="region" aria-label="Figures" tabindex="0"><table><thead><tr>{heading}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 class _Chart:

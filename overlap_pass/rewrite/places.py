@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.fx as fx
 
+from overlap_pass.memory.places import Place, Tenancy, laid_out, tenancies
 from overlap_pass.memory.staging import GATHERS_AT_ONCE, REDUCTIONS_AT_ONCE
 from overlap_pass.transport import ops
-from overlap_pass.transport.places import Place, Tenancy, laid_out, tenancies
 
 __all__ = ["give_places"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -13,7 +13,9 @@ import numpy as np
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.model import CostTable
 from overlap_pass.errors import IllegalSchedule
-from overlap_pass.graph.program import OpKind, OpNode, Program
+from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Program
+from overlap_pass.memory.places import Landlord
+from overlap_pass.memory.staging import Channel, capacities_bytes, channel_of, staged_bytes
 
 __all__ = ["Issuer", "Item", "LaunchAfter", "Queues"]
 
@@ -53,14 +55,31 @@ class Item:
         self.ready_us = self.start_us = self.end_us = math.inf
 
 
+class _Staging:
+    """The staging memory of copy engines, used round and round: a launch waits until its place is free again."""
+
+    def __init__(self, capacities: Mapping[Channel, int]) -> None:
+        self._landlords = {channel: Landlord(capacity) for channel, capacity in capacities.items()}
+        self._tenants: dict[Channel, list[str]] = {channel: [] for channel in capacities}
+
+    def tenants_before(self, name: str, collective: Collective) -> list[str]:
+        """Launches whose place the launch ``name`` takes over, oldest first."""
+        channel = channel_of(collective)
+        tenants = self._tenants[channel]
+        tenants.append(name)
+        return [tenants[index] for index in self._landlords[channel].give(staged_bytes(collective)).after]
+
+
 @dataclass(slots=True)
 class Queues:
     """What the CPU hands to the device, lane by lane."""
 
+    staging: _Staging
     copy_lanes: frozenset[str] = frozenset()
     compute: list[Item] = field(default_factory=list)
     collectives: dict[str, list[Item]] = field(default_factory=dict)
     launched: set[str] = field(default_factory=set)
+    waited: set[str] = field(default_factory=set)
     cpu_us: float = 0.0
 
 
@@ -73,6 +92,7 @@ class _Entry:
         item: its own.
         runs, communicates: whether that is of compute, of a collective or a wait; of neither it is in no queue.
         kernel: what a launch first casts, or a wait then sums, on the compute lane.
+        room: of a gather by copy: its wait for a place in staging memory.
         lane: of a collective.
     """
 
@@ -82,6 +102,7 @@ class _Entry:
     runs: bool
     communicates: bool
     kernel: Item | None = None
+    room: Item | None = None
     lane: str = ""
 
 
@@ -117,7 +138,7 @@ class Issuer:
         Args:
             order: all positions; ``None`` for as written.
         """
-        queues = Queues(self._copy_lanes)
+        queues = Queues(_Staging(self._capacities), self._copy_lanes)
         entries, compute, cpu_us = self._entries, queues.compute, -self._costs.cpu_ahead_us
         exists = _Existence(self._program) if self._launch_after == "data" else None
         for position in self._heard(order, everything=exists is not None):
@@ -135,18 +156,41 @@ class Issuer:
 
     def _issue_other(self, entry: _Entry, issued_us: float, queues: Queues, exists: _Existence | None) -> None:
         """Launches and waits."""
-        item, op, compute = entry.item, entry.op, queues.compute
-        if item.launch is None:
+        item, op = entry.item, entry.op
+        if op.collective is not None:
+            if op.collective.by_copy:
+                self._make_room(entry, op.collective, issued_us, queues)
             self._add_kernel(entry, issued_us, queues)
-            item.issue(issued_us, len(compute) if exists is None else exists.gate(op))
+            item.issue(issued_us, len(queues.compute) if exists is None else exists.gate(op))
             queues.collectives.setdefault(entry.lane, []).append(item)
             queues.launched.add(op.name)
             return
         if op.launch not in queues.launched:
             raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
-        item.issued_us = issued_us
-        compute.append(item)
-        self._add_kernel(entry, issued_us, queues)
+        self._issue_wait(entry, issued_us, queues)
+
+    def _issue_wait(self, entry: _Entry, issued_us: float, queues: Queues) -> None:
+        if entry.op.name not in queues.waited:
+            queues.waited.add(entry.op.name)
+            entry.item.issued_us = issued_us
+            queues.compute.append(entry.item)
+            self._add_kernel(entry, issued_us, queues)
+
+    def _make_room(self, entry: _Entry, collective: Collective, issued_us: float, queues: Queues) -> None:
+        """Hold the compute lane until the place that a launch by copy takes is free.
+
+        What a gather casts may only be put there when the peers have fetched what was there before; they have when this
+        rank has, for all do the same. Gradients that lie there are summed first, which ``rewrite.places`` moves here.
+        """
+        tenants = queues.staging.tenants_before(entry.op.name, collective)
+        if entry.room is None:
+            for tenant in tenants:
+                for wait in self._program.waits_of[tenant]:
+                    self._issue_wait(self._entries[self._program.index[wait]], issued_us, queues)
+        elif tenants:  # copies end in the order of their launches
+            entry.room.issued_us = issued_us
+            entry.room.launch = self._entries[self._program.index[tenants[-1]]].item
+            queues.compute.append(entry.room)
 
     def _add_kernel(self, entry: _Entry, issued_us: float, queues: Queues) -> None:
         if entry.kernel is not None:
@@ -158,6 +202,10 @@ class Issuer:
         positions = np.arange(len(self._entries)) if order is None else np.asarray(order, dtype=np.int64)
         found: list[int] = (positions if everything else positions[self._counts[positions]]).tolist()
         return found
+
+    @cached_property
+    def _capacities(self) -> dict[Channel, int]:
+        return capacities_bytes(self._program)
 
     @cached_property
     def _entries(self) -> tuple[_Entry, ...]:
@@ -174,7 +222,9 @@ class Issuer:
         lane = "" if op.collective is None else costs.lane_of(op.name, op.collective)
         communicates = op.collective is not None or op.launch is not None
         runs = op.kind is OpKind.COMPUTE and item.length_us > 0 and not communicates
-        return _Entry(op, costs.launch_us.get(op.name, 0.0), item, runs, communicates, kernel, lane)
+        gathers = op.collective is not None and op.collective.kind is CollectiveKind.ALL_GATHER
+        room = Item(op, 0.0) if gathers else None
+        return _Entry(op, costs.launch_us.get(op.name, 0.0), item, runs, communicates, kernel, room, lane)
 
     def _item(self, op: OpNode) -> Item:
         costs, length_us = self._costs, self._costs.duration_us.get(op.name, 0.0)

@@ -226,7 +226,7 @@ def _blocked(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
     if is_cpu_bound(step):
         return
     for kind, (name, action) in _BLOCKED_ACTIONS.items():
-        rows = [row for row in step.collectives if row.stats.collective == kind and not row.shares_lane]
+        rows = [row for row in step.collectives if (row.stats.collective or "unknown") == kind and not row.shares_lane]
         blocked_ns = sum(max(0, row.blocked_ns - (row.wait_ns or 0)) for row in rows)
         cost_ns = min(blocked_ns, reorder_bound_ns(device))
         if not cost_ns:
@@ -287,7 +287,8 @@ def _latency(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
     evidence = (
         f"{kernels} kernels and copies in the step; {_time(cost_ns)} passes between launches and starts of under 10 µs each",
     )
-    action = "fuse small kernels (torch.compile, foreach or fused optimizers) or capture the step in CUDA graphs"
+    graphs = "" if device.coverage.graphs else " or capture the step in CUDA graphs"
+    action = f"fuse small kernels (torch.compile, foreach or fused optimizers){graphs}"
     yield _finding(device, "latency", "launch latency of many small kernels", cost_ns, evidence, action)
 
 
@@ -348,6 +349,11 @@ _BLOCKED_ACTIONS = {
     "all_to_all": (
         "all-to-all",
         "issue it before compute that does not need it (the next batch's embeddings, the shared experts) and wait for it late",
+    ),
+    "unknown": (
+        "unnamed transfer",
+        "launch them earlier, with more compute before what reads them; copies among GPUs that torch.compile(backend='overlap') planned: "
+        "a larger memory_budget, or reshard='auto'",
     ),
 }
 

@@ -261,17 +261,32 @@ def _step(device: _Device, step: Step, times: _Times, waiting: _Waiting) -> Step
         late_parts=tuple(shifted(times.causes.exposed[ExposedCause.LATE], window)),
         collectives=_collective_figures(cut, stats.per_collective, times.causes, window, waiting),
         syncs=_syncs(times.causes, window),
+        kernels_ns=_kernels_ns(cut),
         launches=None if device.whole else sum(launched.values()),
         missing=launched[False],
     )
 
 
-def _movable(cut: Iterable[tuple[Span, DeviceEvent]]) -> list[Interval]:
-    """Where a collective runs that an order can move and hide; on the stream that computes, none can."""
-    cut = list(cut)
+def _on_compute_stream(cut: Sequence[tuple[Span, DeviceEvent]]) -> list[bool]:
+    """For each event, whether it ran on a stream that computes, where no order can hide a collective.
+
+    What a CUDA graph of several branches launches did not: the driver numbers the streams of its branches anew wherever
+    they fork or join, and a collective gets the number of compute that ran before or behind it.
+    """
     computing = {span.lane for span, _ in cut if span.kind is SpanKind.COMPUTE}
+    branches: dict[int | None, set[str]] = defaultdict(set)
+    for span, event in cut:
+        if event.graph:
+            branches[event.launch_ns].add(span.lane)
+    return [span.lane in computing and not (event.graph and len(branches[event.launch_ns]) > 1) for span, event in cut]
+
+
+def _movable(cut: Sequence[tuple[Span, DeviceEvent]]) -> list[Interval]:
+    """Where a collective runs that an order can move and hide."""
     return union(
-        (span.start_ns, span.end_ns) for span, event in cut if event.rule is not None and span.lane not in computing
+        (span.start_ns, span.end_ns)
+        for (span, event), held in zip(cut, _on_compute_stream(cut), strict=True)
+        if event.rule is not None and not held
     )
 
 
@@ -283,10 +298,9 @@ def _collective_figures(
     waiting: _Waiting,
 ) -> tuple[CollectiveFigures, ...]:
     blocked, late = (Cover(shifted(causes.exposed[c], window)) for c in (ExposedCause.BLOCKED, ExposedCause.LATE))
-    computing = {span.lane for span, _ in cut if span.kind is SpanKind.COMPUTE}
     found = []
     upcoming = iter(rows)
-    for span, event in cut:
+    for (span, event), held in zip(cut, _on_compute_stream(cut), strict=True):
         if event.rule is None:
             continue
         wait = intersection([waiting.part_of(event)], [window])
@@ -299,10 +313,18 @@ def _collective_figures(
                 blocked_ns=blocked.within_ns(span.start_ns, span.end_ns),
                 late_ns=late.within_ns(span.start_ns, span.end_ns),
                 wait_ns=total_ns(wait) if waiting.known(event) else None,
-                shares_lane=span.lane in computing,
+                shares_lane=held,
             )
         )
     return tuple(found)
+
+
+def _kernels_ns(cut: Iterable[tuple[Span, DeviceEvent]]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for span, event in cut:
+        if event.shape:
+            found[event.shape] += span.duration_ns
+    return found
 
 
 def _syncs(causes: Causes, window: Interval) -> tuple[SyncFigures, ...]:

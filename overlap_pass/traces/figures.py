@@ -82,6 +82,7 @@ class StepFigures:
         exposed_parts, late_parts: the sets of times, from the step's start, for drawing.
         collectives: in the timeline's order.
         syncs: most idle time first.
+        kernels_ns: name and grid of compute kernels → their time together: what two runs of the same work share.
         launches: launches of kernels by the CPU in its step; ``None`` for a whole trace.
         missing: those among them whose kernel is not in the file.
     """
@@ -104,6 +105,7 @@ class StepFigures:
     late_parts: tuple[Interval, ...]
     collectives: tuple[CollectiveFigures, ...]
     syncs: tuple[SyncFigures, ...]
+    kernels_ns: Mapping[str, int]
     launches: int | None
     missing: int
 

@@ -26,13 +26,10 @@ class Carriers:
         transport: ``"auto"``: copy engines where every rank of the group can reach its peers' memory.
         reduction: ``"auto"``: each rank sums what the others send it where that gives the same bits as the
             communicator's ring, which is on two ranks.
-        recorded: the calls are recorded in a CUDA graph: ``"auto"`` then stays with the communicator (see
-            ``docs/limits.md``).
     """
 
     transport: Transport = "auto"
     reduction: Reduction = "auto"
-    recorded: bool = False
 
     def by_copy(self, group_name: str, on_cuda: bool) -> bool:
         """Whether copy engines carry the parameters and gradients of a group.
@@ -40,7 +37,7 @@ class Carriers:
         Raises:
             OptionError: they are asked for and cannot; the message says why.
         """
-        if self.transport == "nccl" or (self.transport == "auto" and self.recorded):
+        if self.transport == "nccl":
             return False
         if not on_cuda:  # asked for by name, the same graph runs on ordinary collectives
             return self.transport == "copy_engine"

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import _register_work
 
 from overlap_pass.errors import TransportError
+from overlap_pass.memory.places import Place, laid_out
 from overlap_pass.transport import driver
 from overlap_pass.transport.peers import Channel, channel
-from overlap_pass.transport.places import Place, laid_out
 from overlap_pass.transport.total import Total
 
 __all__ = ["finish_exchange", "start_exchange", "start_gather"]

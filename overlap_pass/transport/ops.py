@@ -8,7 +8,7 @@
 
 A start reads what it is given until its result is waited for: ``exchange_finish`` takes the gradient again so that a
 compiler keeps it that long. ``by_copy`` asks for copy engines; tensors that are not on CUDA go by ordinary collectives.
-``place`` is :class:`~overlap_pass.transport.places.Place` in numbers, which a graph gets when its order is settled.
+``place`` is :class:`~overlap_pass.memory.places.Place` in numbers, which a graph gets when its order is settled.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overlap_pass.memory.places import Place
 from overlap_pass.transport import collectives
-from overlap_pass.transport.places import Place
 from overlap_pass.transport.total import Total
 
 __all__ = ["EXCHANGE_FINISH", "EXCHANGE_START", "EXCHANGE_START_COALESCED", "GATHER_START", "GATHER_START_COALESCED"]

@@ -12,8 +12,8 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from overlap_pass.errors import TransportError
+from overlap_pass.memory.places import WORDS, Place
 from overlap_pass.transport.driver import Words, submit
-from overlap_pass.transport.places import WORDS, Place
 
 __all__ = ["Channel", "SharedBuffer", "channel", "release_channels", "shared_bytes"]
 

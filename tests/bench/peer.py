@@ -46,9 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="parts of graph names; all graphs if none")
     parser.add_argument("--strategy", default="fill_gaps", help="strategy spec (%(default)s)")
     args = parser.parse_args(argv)
+    if not files():
+        print("no recorded graphs beside the checkout (../shared/graphs): nothing to compare with")
+        return 0
     chosen = [path for path in files() if not args.names or any(name in path.name for name in args.names)]
     if not chosen:
-        print("no recorded graphs beside the checkout (../shared/graphs)")
+        print(f"no recorded graph has {' or '.join(args.names)} in its name")
         return 1
     _line(_HEADINGS)
     for path in chosen:

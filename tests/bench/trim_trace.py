@@ -73,7 +73,7 @@ def trimmed(document: Row, first: int | None = None) -> str:
     rows = [row for row in document["traceEvents"] if row.get("ph") == "X"]
     begin, end = _window(rows, first)
     on_cpu = [row for row in rows if row.get("cat") in _ON_CPU and _ends(row) > begin and row["ts"] < end]
-    launched = {row["args"]["correlation"] for row in on_cpu if "correlation" in row.get("args", {})} - {0}
+    launched, called = _correlations(on_cpu), _correlations(row for row in rows if row.get("cat") in _ON_CPU)
     last = max(
         (
             _ends(row)
@@ -82,7 +82,7 @@ def trimmed(document: Row, first: int | None = None) -> str:
         ),
         default=end,
     )
-    kept = [row for row in rows if _is_of_use(row, launched, (begin, last))]
+    kept = [row for row in rows if _is_of_use(row, launched, called, (begin, last))]
     kept = [row for row in on_cpu if not _is_library(row)] + kept
     head = {
         "schemaVersion": document.get("schemaVersion", 1),
@@ -117,13 +117,19 @@ def _ends(row: Row) -> Decimal:
     return end
 
 
-def _is_of_use(row: Row, launched: set[int], window: tuple[Decimal, Decimal]) -> bool:
-    """What was launched by what is kept, or was still running when the first step began."""
+def _correlations(calls: Iterable[Row]) -> set[int]:
+    return {row["args"]["correlation"] for row in calls if "correlation" in row.get("args", {})} - {0}
+
+
+def _is_of_use(row: Row, launched: set[int], called: set[int], window: tuple[Decimal, Decimal]) -> bool:
+    """What was launched by what is kept, or by a call that Kineto has no record of; and what ran when the first step began."""
     if row.get("cat") not in _ON_DEVICE:
         return False
     if row["cat"] == "gpu_user_annotation":
         return row["name"].startswith("nccl:") and _ends(row) > window[0] and row["ts"] < window[1]
-    return row.get("args", {}).get("correlation") in launched or row["ts"] < window[0] < _ends(row)
+    correlation = row.get("args", {}).get("correlation")
+    runs = row["ts"] < window[0] < _ends(row) if correlation in called else window[0] < _ends(row) < window[1]
+    return correlation in launched or runs
 
 
 def _is_library(row: Row) -> bool:

@@ -7,9 +7,6 @@ import ast
 import inspect
 import re
 from dataclasses import fields
-from pathlib import Path
-
-import pytest
 
 from overlap_pass import errors
 from overlap_pass.cli.main import build_parser
@@ -116,12 +113,6 @@ def test_ci_runs_the_second_command_of_the_readme_as_it_stands_there():
     demo, tests = (block for block in blocks if "venv" in block)
     assert demo.endswith("overlap-pass demo")
     assert (ROOT / ".ci" / "run").read_text("utf-8").splitlines()[-1] == tests
-
-
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda page: page.name)
-def test_every_link_to_a_file_of_the_project_leads_somewhere(page: Path):
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
-    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_changelog_has_the_version_that_is_installed():

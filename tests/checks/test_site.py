@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 
 from tests.checks.sources import ROOT
+from tests.pure.test_pages_in_browser import in_browser
+from tests.pure.test_pages_laid_out import searched
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
         pytest.skip("mkdocs-material is not installed: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -25,9 +31,29 @@ def test_the_site_builds_without_a_warning(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    assert (tmp_path / "site" / "quickstart.zh" / "index.html").exists()
-    own = (tmp_path / "site" / "own-strategy" / "index.html").read_text("utf-8")
+    return folder
+
+
+def test_the_site_builds_without_a_warning_and_includes_what_it_should(site):
+    assert (site / "quickstart.zh.html").exists()
+    own = (site / "own-strategy.html").read_text("utf-8")
     assert "overlap_pass.schedule.placement" in own, "the file that the page includes is not in it"
+
+
+def test_the_site_asks_no_other_host_for_anything(site):
+    foreign = re.compile(r'<(?:script|link|img|iframe)\b[^>]*(?:src|href)="?https?://')
+    assert [page.name for page in site.rglob("*.html") if foreign.search(page.read_text("utf-8"))] == []
+
+
+@in_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index", "quickstart", "commands", "examples"])
+def test_all_text_of_the_site_can_be_read(site, name, theme):
+    page = (site / f"{name}.html").read_text("utf-8")
+    if theme == "dark":  # the theme's script would choose it, after the search has run
+        page = page.replace('data-md-color-scheme="default"', 'data-md-color-scheme="slate"')
+    found = searched(site, page, theme, where=".md-content")
+    assert (found["faint"], found["wider"]) == ([], 0)
 
 
 def test_every_strategy_has_a_page_and_every_page_a_place():

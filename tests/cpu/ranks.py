@@ -34,7 +34,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 __all__ = ["Outcome", "RankError", "fake_ranks", "run_cases", "run_ranks"]
 
 # A rank waits this long for its peers in a collective.
-PEER_TIMEOUT = timedelta(seconds=60)
+PEER_TIMEOUT = timedelta(seconds=180)
 # When one rank has failed, the others may fail on their own for this long, so that their tracebacks are seen too.
 GRACE_S = 3.0
 
@@ -71,7 +71,7 @@ def fake_ranks(ranks: int, *, rank: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def run_ranks(function: Callable[..., Any], *args: Any, ranks: int = 2, limit_s: float = 240) -> list[Any]:
+def run_ranks(function: Callable[..., Any], *args: Any, ranks: int = 2, limit_s: float = 600) -> list[Any]:
     """Call ``function(*args)`` on ``ranks`` fresh gloo ranks and return what each returned, in rank order.
 
     Raises:
@@ -82,7 +82,7 @@ def run_ranks(function: Callable[..., Any], *args: Any, ranks: int = 2, limit_s:
         return [torch.load(Path(folder) / f"value-{rank}", weights_only=False) for rank in range(ranks)]
 
 
-def run_cases(cases: Mapping[str, Callable[[], Any]], *, ranks: int = 2, limit_s: float = 240) -> dict[str, Outcome]:
+def run_cases(cases: Mapping[str, Callable[[], Any]], *, ranks: int = 2, limit_s: float = 600) -> dict[str, Outcome]:
     """Run named cases one after the other in one set of ranks.
 
     The first case that fails ends the run, because its ranks no longer agree on the next collective; the cases behind it

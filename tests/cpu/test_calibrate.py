@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from functools import partial
 
 import pytest
@@ -13,8 +14,10 @@ from overlap_pass.config import Config
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.cost.write import to_toml
 from overlap_pass.errors import OptionError
+from overlap_pass.profiling import copy_engine
 from overlap_pass.profiling.calibrate import calibrate, groups
 from overlap_pass.profiling.calibration_scale import Scale
+from overlap_pass.transport import driver, peers
 from tests.cpu.ranks import run_cases
 
 SMALL = Scale(
@@ -25,6 +28,7 @@ SMALL = Scale(
     gather_bytes=2**12,
     reduce_bytes=2**12,
     busy_gemms=2,
+    warm_rounds=1,
     launches=4,
     batches=1,
 )
@@ -101,3 +105,20 @@ def test_input_that_cannot_be_used_is_named_in_one_line(capsys, monkeypatch, tmp
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_copies_are_measured_alone_from_every_peers_staging_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three ranks share 3000 bytes: 1000 of each peer, as much as a place takes: 1024."""
+    staging = types.SimpleNamespace(addresses={0: 10_000, 1: 20_000, 2: 30_000})
+    asked: list[int] = []
+    line = types.SimpleNamespace(peers=(2, 0), staging=lambda size_bytes: asked.append(size_bytes) or staging)
+    copied: list[tuple[object, ...]] = []
+    monkeypatch.setattr(peers, "channel", lambda name, direction, device: line)
+    monkeypatch.setattr(driver, "copy", lambda stream, *arguments: copied.append((stream, *arguments)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side")
+    group = types.SimpleNamespace(process_group=types.SimpleNamespace(group_name="group"), ranks=3)
+
+    fetched = copy_engine._copies(3000, group, torch.device("cpu"))()
+
+    assert asked == [1024]
+    assert copied == [("side", fetched.data_ptr(), address, 1024) for address in (30_000, 10_000)]

@@ -25,12 +25,12 @@ import torch.fx as fx
 from torch import Tensor
 
 from overlap_pass.errors import TransportError
+from overlap_pass.memory.places import WORDS, Place
 from overlap_pass.rewrite import places as rewrite_places
 from overlap_pass.rewrite.places import give_places
 from overlap_pass.transport import copy_engine, driver, ops, peers
 from overlap_pass.transport.driver import Words
 from overlap_pass.transport.peers import Channel
-from overlap_pass.transport.places import WORDS, Place
 from overlap_pass.transport.total import Total
 
 LIMIT_ROWS = 6

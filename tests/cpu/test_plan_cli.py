@@ -61,6 +61,19 @@ def test_a_model_of_ones_own_is_planned_and_the_page_written(own, tmp_path, caps
     assert ["tokens per rank", "16"] in json.loads(printed)["setting"]
 
 
+def test_a_step_that_the_cpu_bounds_is_planned_shorter_where_it_is_recorded(own, capsys) -> None:
+    """Matmuls of 64 × 64: next to nothing for a device, and launches of 0.2 ms a collective for the CPU."""
+    plan = ["plan", "--model", f"{own}:fixed", "--world", "4", "--transport", "copy_engine", "--json"]
+
+    def step_us(*more: str) -> float:
+        assert main([*plan, *more]) == 0
+        return jsonfile.loads(capsys.readouterr().out).after.step_median_us
+
+    assert 10 * step_us("--mode", "reduce-overhead") < step_us()
+    assert main([*plan, "--mode", "nonsense"]) == 2
+    assert "modes are default" in capsys.readouterr().err
+
+
 def test_all_strategies_are_compared_on_one_trace(own, capsys) -> None:
     assert main(["strategies", "--model", f"{own}:build", "--world", "4", "--json"]) == 0
     rows = {row["strategy"]: row for row in json.loads(capsys.readouterr().out)["strategies"]}

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import compile_backends.overlap as backends
 from compile_backends import compilation
 from overlap_pass.planning import Plan
-from overlap_pass.transport import choice
 from tests.cpu.models import TinyLlamaConfig, sharded_llama
 from tests.cpu.ranks import Outcome, run_cases
 from tests.cpu.training import Recipe, compare
@@ -108,14 +107,3 @@ def test_gradients_that_a_matmul_writes_travel_at_half_the_size(outcomes: dict[s
     for parameter, sent_bytes in ring.items():
         by_matmul = not any(word in parameter for word in ("norm", "embedding", "bias"))
         assert exchange[parameter] == (sent_bytes // 2 if by_matmul else sent_bytes), parameter
-
-
-def test_recorded_graphs_stay_with_the_communicator_unless_copies_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(choice, "why_not_by_copy", lambda group_name: None)
-    assert [choice.Carriers(recorded=recorded).by_copy("group", on_cuda=True) for recorded in (False, True)] == [
-        True,
-        False,
-    ]
-    assert choice.Carriers("copy_engine", recorded=True).by_copy("group", on_cuda=True)

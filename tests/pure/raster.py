@@ -62,7 +62,7 @@ def _launched_in(row: Row, calls: dict[int, Row], mark: Row) -> bool:
 
 
 def _kind(row: Row, calls: dict[int, Row], rows: Iterable[Row]) -> str:
-    if "Collective name" in row["args"] or re.match(r"(void )?(nccl|multimem_|rccl)", row["name"]):
+    if "Collective name" in row["args"] or re.match(r"(void )?(nccl|multimem_|rccl|Memcpy PtoP)", row["name"]):
         return "communication"
     call = calls.get(row["args"].get("correlation"))
     if row["cat"] == "kernel":

@@ -123,6 +123,7 @@ def test_a_rank_that_waits_is_sent_to_the_late_rank_and_not_to_the_network(tmp_p
         (Trace().kernel(NCCL, 0, 5, 50, stream=7).kernel(GEMM, 1, 50, 60), "same stream", "async_op=True"),
         (Trace().kernel(GEMM, 0, 5, 50).kernel("Memcpy HtoD", 1, 50, 90).kernel(GEMM, 2, 90, 95), "copies", "non_blocking"),
         (slowed(), "slow compute", "NCCL_MAX_CTAS"),
+        (Trace().kernel(GEMM, 0, 1, 60).kernel("Memcpy PtoP", 1, 5, 90, stream=20).kernel(GEMM, 2, 90, 95), "blocked unnamed transfer", "earlier"),
     ],
 )  # fmt: skip
 def test_each_cause_has_its_advice(tmp_path: Path, trace: Trace, kind: str, words: str) -> None:

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parents[3] / "shared" / "traces"
 ARGUMENTS = {"Collective name": "_allgather_base", "In msg nelems": 512, "Out msg nelems": 1024, "dtype": "Float"}
 
 
-def steps(*exposed_us: float, gathers: int = 1) -> Trace:
+def steps(*exposed_us: float, gathers: int = 1, matmul: str = GEMM) -> Trace:
     """One step for each figure: 100 µs of compute, with that much of an all-gather exposed before it."""
     trace = Trace()
     at = 0.0
@@ -27,7 +27,7 @@ def steps(*exposed_us: float, gathers: int = 1) -> Trace:
         for gather in range(gathers):
             part = exposed / gathers
             trace.kernel(NCCL, at + 1, at + 10 + gather * part, at + 10 + (gather + 1) * part, **ARGUMENTS)
-        trace.kernel(GEMM, at + 2, at + 10 + exposed, at + 110 + exposed)
+        trace.kernel(matmul, at + 2, at + 10 + exposed, at + 110 + exposed)
         at += 110 + exposed
     return trace
 
@@ -69,10 +69,16 @@ def test_collectives_are_joined_by_kind_module_and_size(tmp_path: Path) -> None:
 
 
 def test_other_work_is_not_compared(tmp_path: Path) -> None:
-    found = compared(tmp_path, steps(50, 50, 50), steps(60, 60, 60, gathers=3))
+    found = compared(tmp_path, steps(50, 50, 50), steps(60, 60, 60, gathers=3, matmul="another gemm"))
     assert found.outcome is Outcome.NOT_COMPARABLE
     assert found.comparability == pytest.approx(1 / 3)
-    assert "33 % of the communication" in found.comparison.verdict
+    assert "33 % of the communication and 0 % of the compute" in found.comparison.verdict
+
+
+def test_the_same_compute_may_communicate_otherwise(tmp_path: Path) -> None:
+    found = compared(tmp_path, steps(50, 50, 50), steps(20, 20, 20, gathers=3))
+    assert found.outcome is Outcome.IMPROVED
+    assert found.comparability == 1.0
 
 
 def test_other_numbers_of_ranks_are_not_compared(tmp_path: Path) -> None:

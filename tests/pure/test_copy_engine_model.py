@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from overlap_pass.cost.collectives import collective_us
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.hardware import load_hardware
-from overlap_pass.cost.model import price
+from overlap_pass.cost.model import CostTable, price
 from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
 from overlap_pass.memory.ledger import peak
 from overlap_pass.memory.staging import staging_bytes
@@ -89,7 +90,7 @@ def test_a_copy_starts_in_the_middle_of_a_kernel_and_a_communicator_waits_for_it
 
 def test_staging_memory_holds_the_largest_gather_three_times_and_counts_from_the_start() -> None:
     assert staging_bytes(gathering(by_copy=True)) == 3 * 200 * MB
-    assert staging_bytes(gathering(by_copy=True, ranks=8)) == 3 * 50 * MB
+    assert staging_bytes(gathering(by_copy=True, ranks=8)) == 3 * 50_000_128  # the next multiple of 256 bytes
     assert staging_bytes(gathering(by_copy=False)) == 0
     by_copy, by_kernel = peak(gathering(by_copy=True)), peak(gathering(by_copy=False))
     assert by_copy.base_bytes == by_kernel.base_bytes + 600 * MB
@@ -114,3 +115,69 @@ def test_copies_of_all_groups_run_one_after_the_other() -> None:
     costs = price(gathering(by_copy=True), H200)
     assert {costs.lane_of("launch", replace(COLLECTIVE, group=group)) for group in ("g0", "g1")} == {"copy engine"}
     assert price(gathering(by_copy=False), H200).lanes == {}
+
+
+def _burst(kind: CollectiveKind, count: int) -> Program:
+    """So many launches by copy, one after the other, and then all their waits."""
+    collective = replace(COLLECTIVE, kind=kind)
+    numbers = range(count)
+    launches = [
+        OpNode(f"launch {n}", OpKind.LAUNCH, "start", ("shard",), (n + 1,), collective=collective, kernel=True)
+        for n in numbers
+    ]
+    waits = [
+        OpNode(f"wait {n}", OpKind.WAIT, "wait", (f"launch {n}",), (n + 1,), launch=f"launch {n}", kernel=True)
+        for n in numbers
+    ]
+    shard = OpNode("shard", OpKind.INPUT, "input", storages=(0,))
+    output = OpNode("output", OpKind.OUTPUT, "output", tuple(wait.name for wait in waits))
+    storages = (Storage(0, 400 * MB, "shard", held=True), *(Storage(n + 1, 400 * MB, f"launch {n}") for n in numbers))
+    return Program("burst", Phase.FORWARD, (shard, *launches, *waits, output), storages, {"g0": 2})
+
+
+def _spans(program: Program, kernels: str) -> dict[tuple[str, str], tuple[float, float]]:
+    """Lane and op → start and end in µs; a copy takes 100, a kernel of the launches (or waits) 10."""
+    ops = [op.name for op in program.ops]
+    costs = CostTable(
+        duration_us={name: 100.0 for name in ops if name.startswith("launch")},
+        kernel_us={name: 10.0 for name in ops if name.startswith(kernels)},
+        launch_us={},
+        contention=Contention(),
+    )
+    found = simulate(program, costs).timeline.spans
+    return {(span.lane, span.name): (span.start_ns / 1e3, span.end_ns / 1e3) for span in found}
+
+
+def test_a_cast_waits_until_the_peers_have_fetched_what_was_in_its_place() -> None:
+    """Three gathers have room. Casts run 0–10, 10–20, 20–30, copies 10–110, 110–210, …: the fourth cast begins at 110."""
+    spans = _spans(_burst(CollectiveKind.ALL_GATHER, 5), "launch")
+    casts = [spans["compute", f"launch {number}"][0] for number in range(5)]
+    assert casts == [0, 10, 20, 110, 210]
+
+
+def test_gradients_are_summed_before_others_take_their_place() -> None:
+    """Four reductions have room. The fifth starts when the first has arrived, at 100, and was summed, at 110."""
+    spans = _spans(_burst(CollectiveKind.REDUCE_SCATTER, 5), "wait")
+    lane = next(lane for lane, name in spans if lane != "compute")
+    assert spans["compute", "wait 0"] == (100, 110)
+    assert [spans["compute", f"wait {number}"][0] for number in range(1, 5)] == [200, 300, 400, 500]
+    assert spans[lane, "launch 4"] == (400, 500)
+
+
+def test_collectives_of_a_communicator_need_no_place() -> None:
+    program = _burst(CollectiveKind.ALL_GATHER, 5)
+    ops = (
+        op if op.collective is None else replace(op, collective=replace(op.collective, by_copy=False))
+        for op in program.ops
+    )
+    spans = _spans(replace(program, ops=tuple(ops)), "launch")
+    assert [spans["compute", f"launch {number}"][0] for number in range(5)] == [0, 10, 20, 30, 40]
+
+
+def test_gradients_that_are_exchanged_go_at_the_rate_of_an_all_to_all() -> None:
+    host = load_hardware("h200-host-staged")
+    ring = replace(COLLECTIVE, kind=CollectiveKind.REDUCE_SCATTER, payload_bytes=2**28, by_copy=False)
+    around, direct = (collective_us(one, host) for one in (ring, replace(ring, direct=True)))
+    assert around == pytest.approx(25 + 5 + 2**27 / 24.7e3)
+    assert direct == pytest.approx(25 + 5 + 2**27 / 17.5e3)
+    assert collective_us(replace(ring, direct=True), H200) == collective_us(ring, H200), "no rate of its own there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_pass.transport.places import ALIGNMENT, WORDS, Place, aligned, laid_out, tenancies
+from overlap_pass.memory.places import ALIGNMENT, WORDS, Place, aligned, laid_out, tenancies
 
 SIZES = st.lists(st.integers(1, 20 * ALIGNMENT), min_size=1, max_size=60)
 

@@ -82,6 +82,27 @@ def test_kernels_of_a_cuda_graph_share_its_launch(tmp_path: Path) -> None:
     assert (device.coverage.graphs, device.coverage.unlinked) == (3, 0)
 
 
+def test_streams_of_a_graph_with_branches_are_only_numbers(tmp_path: Path) -> None:
+    """The branch of the collective has the number of compute that ran before it; another branch runs beside it."""
+    graph = {"correlation": 77, "call": "cudaGraphLaunch"}
+
+    def step(second_stream: int) -> StepFigures:
+        trace = (
+            Trace()
+            .kernel(GEMM, 5, 10, 20, **graph)
+            .kernel(NCCL, None, 20, 40, stream=7, correlation=77)
+            .kernel(GEMM, None, 25, 30, stream=second_stream, correlation=77)
+            .kernel(GEMM, None, 40, 50, stream=7, correlation=77)
+        )
+        return of(tmp_path, trace)
+
+    branching, straight = step(8), step(7)
+    assert [row.shares_lane for row in branching.collectives] == [False]
+    assert branching.reorderable_ns == 15_000
+    assert [row.shares_lane for row in straight.collectives] == [True]
+    assert straight.reorderable_ns == 0
+
+
 # -- idle -------------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["ALIGNMENT", "WORDS", "Place", "Tenancy", "aligned", "laid_out", "tenancies"]
+__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "aligned", "laid_out", "tenancies"]
 
 ALIGNMENT = 256
 """Places start at multiples of this many bytes: what a vectorised kernel and a copy engine like."""
@@ -65,6 +65,29 @@ class Tenancy:
     after: tuple[int, ...]
 
 
+class Landlord:
+    """Gives places to the launches of one channel in one graph, in the order in which they are launched."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._head = self._given = 0
+        self._tenants: deque[tuple[int, int, int]] = deque()
+
+    def give(self, size_bytes: int) -> Tenancy:
+        """The next place, of ``size_bytes``; at most the capacity."""
+        index = self._given
+        start = self._head if self._head + size_bytes <= self.capacity_bytes else 0
+        self._head = end = start + aligned(size_bytes)
+        tenants = self._tenants
+        after = [last for first, past, last in tenants if (first < end and start < past) or last <= index - WORDS]
+        if after:
+            tenants = deque(tenant for tenant in tenants if tenant[2] not in after)
+        tenants.append((start, end, index))
+        self._tenants, self._given = tenants, index + 1
+        awaited = tuple(tenant % WORDS for tenant in after) if index else tuple(range(WORDS))
+        return Tenancy(Place(self.capacity_bytes, start, index % WORDS, awaited), tuple(after))
+
+
 def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ...]:
     """Places for the launches of one channel in one graph, in the order in which they are launched.
 
@@ -79,19 +102,8 @@ def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ..
     >>> [tenancy.after for tenancy in tenancies([512, 512, 512])]
     [(), (), (0,)]
     """
-    capacity_bytes = at_once * aligned(max(sizes_bytes, default=0))
-    head, tenants = 0, deque[tuple[int, int, int]]()
-    found: list[Tenancy] = []
-    for index, size_bytes in enumerate(sizes_bytes):
-        start = head if head + size_bytes <= capacity_bytes else 0
-        end = start + aligned(size_bytes)
-        after = [tenant for first, last, tenant in tenants if (first < end and start < last) or tenant <= index - WORDS]
-        tenants = deque(tenant for tenant in tenants if tenant[2] not in after)
-        tenants.append((start, end, index))
-        head = end
-        awaited = tuple(tenant % WORDS for tenant in after) if index else tuple(range(WORDS))
-        found.append(Tenancy(Place(capacity_bytes, start, index % WORDS, awaited), tuple(after)))
-    return tuple(found)
+    landlord = Landlord(at_once * aligned(max(sizes_bytes, default=0)))
+    return tuple(landlord.give(size_bytes) for size_bytes in sizes_bytes)
 
 
 @cache
