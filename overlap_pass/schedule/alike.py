@@ -8,6 +8,7 @@ where each launch stands, is chosen at this rank's prices in this rank's memory.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,10 @@ _SHARES = (1.0, 0.5, 0.25, 0.0)
 
 _COMPUTE_PER_TRAFFIC = (1.0, 3.0)
 """Steps that candidates are judged by: one that is half traffic, and one with little of it."""
+
+_NEAR = 0.01
+"""Between two ways of joining whose steps at reference prices differ by less, what is added decides, where the budget bounds it:
+what it leaves is what launches are placed in."""
 
 LOCAL = (
     "the memory budget leaves no room for the order of launches that all ranks share; the one that fits is shared by ranks "
@@ -73,7 +78,7 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
 
     1. Each variant, with reductions where they were written and as soon as their input exists, with the largest share of the
        allowance that adds no more than the budget allows, then all shares of the best variant; the one that is best at reference
-       prices (ties: what adds least, then the fewest changes) is the order of all ranks.
+       prices (next to it: what adds least, then the fewest changes) is the order of all ranks.
     2. If it does not fit on this rank, smaller shares, then the order as written, then that of least memory. These look at
        local memory, and :data:`LOCAL` says so.
 
@@ -102,7 +107,8 @@ class _Bench:
     def shared(self, found: Sequence[Variant]) -> _Candidate:
         """The order of all ranks: the best variant at the largest share, then the best of its shares."""
         first = [next(itertools.chain(*self._ways(variant)), None) for variant in found]
-        best = self._best([way for way in first if way is not None] or [_as_written(self._written)])
+        near = 0.0 if self._extra_bytes is None else _NEAR
+        best = self._best([way for way in first if way is not None] or [_as_written(self._written)], near)
         if isinstance(self._strategy, BackwardPre | BackwardPost):
             return best
         ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]
@@ -125,8 +131,9 @@ class _Bench:
         for share in _SHARES:
             yield agreed(variant.problem.program, share, as_written=as_written)
 
-    def _best(self, found: Sequence[_Candidate]) -> _Candidate:
-        """The one with the least sum of steps, each relative to the best one's; ties to what adds least, then to the first."""
+    def _best(self, found: Sequence[_Candidate], near: float = 0.0) -> _Candidate:
+        """The one with the least sum of steps, each relative to the best one's, or of those so near to it that which adds least; ties
+        to the first."""
         distinct: dict[tuple[str, ...], _Candidate] = {}
         for candidate in found:
             distinct.setdefault(tuple(op.name for op in candidate.ordered.launches), candidate)
@@ -136,8 +143,10 @@ class _Bench:
         steps_us = [self._steps_us(candidate, launches) for launches, candidate in distinct.items()]
         least_us = [min(column) for column in zip(*steps_us, strict=True)]
         scores = [sum(step / least for step, least in zip(row, least_us, strict=True) if least) for row in steps_us]
+        near = min(scores) * (1.0 + near)
         ranked = (
-            (score, way.added_bytes, place) for place, (score, way) in enumerate(zip(scores, candidates, strict=True))
+            (way.added_bytes, score, place) if score <= near else (math.inf, score, place)
+            for place, (score, way) in enumerate(zip(scores, candidates, strict=True))
         )
         return candidates[min(ranked)[2]]
 

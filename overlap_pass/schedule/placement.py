@@ -152,7 +152,9 @@ class Placement:
             for position in self.dag.predecessors[follower]:
                 op = ops[position]
                 if op.kind is OpKind.WAIT and op.launch is not None:
-                    if self.dag.kinds(op.name, ops[follower].name) != {EdgeKind.IN_FLIGHT}:
+                    # Only a program with a limit has edges of that kind, and asking takes time.
+                    limited = self.program.most_in_flight is not None
+                    if not limited or self.dag.kinds(op.name, ops[follower].name) != {EdgeKind.IN_FLIGHT}:
                         after.add(index[op.launch])
                 elif position in self.free and op.kind is not OpKind.LAUNCH and position not in head:
                     head.add(position)

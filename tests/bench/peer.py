@@ -36,8 +36,8 @@ _HEADINGS = (
     "planning s",
     "as good s",
 )
-_ROUNDED_US = 1.0
-"""The peer's steps are recorded in whole microseconds."""
+_EQUAL = 1e-4
+"""Of a step, that is no difference: 0.01 %."""
 _WIDTHS = (21, 24, 9, 11, 11, 15, 7, 11, 10)
 
 
@@ -112,7 +112,7 @@ class _Watched:
         for given_s, problem, found in self._given:
             if peak(problem.program, found.order).peak_bytes <= budget_bytes:
                 step_us = simulate(problem.program, problem.costs, found.order, launch_after="data").step_us
-                if step_us <= rival_us + _ROUNDED_US:
+                if step_us <= rival_us * (1 + _EQUAL):
                     return _s(given_s)
         return "never"
 

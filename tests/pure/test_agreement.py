@@ -166,6 +166,17 @@ def test_every_budget_that_the_order_as_written_keeps_is_kept(program, extra) ->
     assert plan.memory_after.peak_bytes <= budget_bytes
 
 
+@given(program=fsdp_programs().map(large), extra=st.lists(st.integers(0, 40), min_size=2, max_size=3).map(sorted))
+@settings(max_examples=30)
+def test_more_budget_never_makes_a_longer_step_while_launches_keep_their_order(program, extra) -> None:
+    """Another order of launches may be longer here: it is chosen without this rank's prices."""
+    least_us: dict[str, float] = {}
+    for budget in (*(f"+{more}MiB" for more in extra), "unlimited"):
+        plan = make_plan(program, H100, parse("latest_start"), Budget.parse(budget))
+        assert plan.after.step_us <= least_us.get(plan.skeleton, plan.after.step_us)
+        least_us[plan.skeleton] = plan.after.step_us
+
+
 def test_an_order_that_local_memory_forces_says_so() -> None:
     program = layers(10**12)
     plan = make_plan(program, H100, parse("latest_start"), Budget.parse(peak(program).peak_bytes))
