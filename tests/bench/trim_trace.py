@@ -2,7 +2,7 @@
 
     python -m tests.bench.trim_trace rank0.json.gz tests/data/traces/fsdp2-eager-rank0.json.gz --what "eager FSDP2, 2 × H200"
 
-Kept are, of two steps in the middle, what the CPU did, and what it launched on the device or what still ran there; of the
+Kept are, of two steps in the middle, what the CPU did, and what it launched on the device or what else ran there; of the
 arguments of events those that the analysis reads. Directories are taken out of all paths. Times stay as written. Reference
 figures, counted by a raster and not by the analysis, go into ``MANIFEST.json`` beside the output.
 """
@@ -73,7 +73,7 @@ def trimmed(document: Row, first: int | None = None) -> str:
     rows = [row for row in document["traceEvents"] if row.get("ph") == "X"]
     begin, end = _window(rows, first)
     on_cpu = [row for row in rows if row.get("cat") in _ON_CPU and _ends(row) > begin and row["ts"] < end]
-    launched, called = _correlations(on_cpu), _correlations(row for row in rows if row.get("cat") in _ON_CPU)
+    launched = {row["args"]["correlation"] for row in on_cpu if "correlation" in row.get("args", {})} - {0}
     last = max(
         (
             _ends(row)
@@ -82,7 +82,7 @@ def trimmed(document: Row, first: int | None = None) -> str:
         ),
         default=end,
     )
-    kept = [row for row in rows if _is_of_use(row, launched, called, (begin, last))]
+    kept = [row for row in rows if _is_of_use(row, launched, (begin, last))]
     kept = [row for row in on_cpu if not _is_library(row)] + kept
     head = {
         "schemaVersion": document.get("schemaVersion", 1),
@@ -117,19 +117,14 @@ def _ends(row: Row) -> Decimal:
     return end
 
 
-def _correlations(calls: Iterable[Row]) -> set[int]:
-    return {row["args"]["correlation"] for row in calls if "correlation" in row.get("args", {})} - {0}
-
-
-def _is_of_use(row: Row, launched: set[int], called: set[int], window: tuple[Decimal, Decimal]) -> bool:
-    """What was launched by what is kept, or by a call that Kineto has no record of; and what ran when the first step began."""
+def _is_of_use(row: Row, launched: set[int], window: tuple[Decimal, Decimal]) -> bool:
+    """What was launched by what is kept, and what else ran meanwhile: an earlier step's, or what no call is recorded for."""
     if row.get("cat") not in _ON_DEVICE:
         return False
+    runs = window[0] < _ends(row) and row["ts"] < window[1]
     if row["cat"] == "gpu_user_annotation":
-        return row["name"].startswith("nccl:") and _ends(row) > window[0] and row["ts"] < window[1]
-    correlation = row.get("args", {}).get("correlation")
-    runs = row["ts"] < window[0] < _ends(row) if correlation in called else window[0] < _ends(row) < window[1]
-    return correlation in launched or runs
+        return row["name"].startswith("nccl:") and runs
+    return row.get("args", {}).get("correlation") in launched or runs
 
 
 def _is_library(row: Row) -> bool:
