@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -124,15 +123,9 @@ class _Reader:
         return OpNode(node.name, OpKind.WAIT, str(node.target), _inputs(node), storages, launch=launch)
 
     def _finish(self, node: fx.Node, launch: str) -> OpNode:
-        """A wait that makes a result of its own out of what has arrived and of what was sent.
-
-        The result counts from the launch on: the sum may be made as early as another launch needs the place of what
-        has arrived.
-        """
+        """A wait that makes a result of its own out of what has arrived and of what was sent."""
         _, *sent = node.all_input_nodes
         storages = self._allocate(node)
-        for storage in storages:
-            self.storages[storage] = replace(self.storages[storage], owner=launch)
         return OpNode(
             name=node.name,
             kind=OpKind.WAIT,

@@ -51,5 +51,20 @@ def capacities_bytes(program: Program) -> dict[Channel, int]:
 
 
 def staging_bytes(program: Program) -> int:
-    """Bytes that this rank keeps for the peers while the graph runs, beside what its ops allocate."""
-    return sum(capacities_bytes(program).values())
+    """Bytes that this rank keeps for the peers while the graph runs, beside what its ops allocate.
+
+    Where gradients are summed earlier than planned because others need their place (``rewrite.places``), the sum takes the
+    place of the gradient, which is no smaller; but for as long as it is being made, both are there: room for one is kept.
+    """
+    return sum(capacities_bytes(program).values()) + sum(_largest_sums_bytes(program).values())
+
+
+def _largest_sums_bytes(program: Program) -> dict[Channel, int]:
+    """The largest result that is summed of each channel's pieces."""
+    largest: dict[Channel, int] = {}
+    for op in program.ops:
+        collective = None if op.launch is None or not op.kernel else program.op(op.launch).collective
+        if collective is not None and collective.by_copy:
+            channel = channel_of(collective)
+            largest[channel] = max(largest.get(channel, 0), op.written_bytes)
+    return largest

@@ -107,3 +107,17 @@ def test_gradients_that_a_matmul_writes_travel_at_half_the_size(outcomes: dict[s
     for parameter, sent_bytes in ring.items():
         by_matmul = not any(word in parameter for word in ("norm", "embedding", "bias"))
         assert exchange[parameter] == (sent_bytes // 2 if by_matmul else sent_bytes), parameter
+
+
+@pytest.mark.parametrize("case", ["copies, one launch a parameter", "exchange"])
+def test_what_is_summed_is_held_from_its_sum_on_and_is_no_larger_than_the_gradient(
+    outcomes: dict[str, Outcome], case: str
+) -> None:
+    """So a sum that has to be made early holds no more than the plan, which counts the gradient until then."""
+    _, _, plans = outcomes[case].values()[0]
+    sums = [(plan.program, op) for plan in plans for op in plan.program.ops if op.launch is not None and op.kernel]
+    assert sums
+    for program, op in sums:
+        (storage,) = op.storages
+        assert program.storages[storage].owner == op.name
+        assert op.written_bytes <= op.read_bytes

@@ -135,6 +135,15 @@ def _burst(kind: CollectiveKind, count: int) -> Program:
     return Program("burst", Phase.FORWARD, (shard, *launches, *waits, output), storages, {"g0": 2})
 
 
+def test_room_is_kept_for_one_sum_that_is_made_early() -> None:
+    """Four places for what the one peer sends, and a result of 100 MB beside the gradient that it takes the place of."""
+    program = _burst(CollectiveKind.REDUCE_SCATTER, 3)
+    sizes = {"wait 0": 40 * MB, "wait 1": 100 * MB, "wait 2": 60 * MB}
+    ops = tuple(replace(op, written_bytes=sizes.get(op.name, op.written_bytes)) for op in program.ops)
+    assert staging_bytes(program) == 4 * 200 * MB
+    assert staging_bytes(replace(program, ops=ops)) == 4 * 200 * MB + 100 * MB
+
+
 def _spans(program: Program, kernels: str) -> dict[tuple[str, str], tuple[float, float]]:
     """Lane and op → start and end in µs; a copy takes 100, a kernel of the launches (or waits) 10."""
     ops = [op.name for op in program.ops]
