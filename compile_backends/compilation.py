@@ -23,7 +23,7 @@ from overlap_pass.graph.program import Program
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
-from overlap_pass.profiling.modes import records_graphs
+from overlap_pass.profiling.modes import launching
 from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
 from overlap_pass.rewrite.coalesce import coalesce_nodes
@@ -69,9 +69,7 @@ class Compilation:
     @classmethod
     def begin(cls, gm: fx.GraphModule, config: Config) -> Compilation:
         drop_unused_gathers(gm)
-        hardware = config.hardware_for(device_name())
-        if records_graphs(config.mode):
-            hardware = hardware.replaying()
+        hardware = launching(config.hardware_for(device_name()), config.mode)
         carriers = Carriers(config.transport, config.reduction)
         saved = None if config.plan is None else SavedPlans.load(config.plan, *place_in_world())
         shaped_by = (

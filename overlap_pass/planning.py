@@ -27,7 +27,7 @@ from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.pinned import Pinned
 from overlap_pass.schedule.placement import Placement
-from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.room import least_bytes
 from overlap_pass.schedule.skeleton import hash_of, lines_of
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.strategies.backward_post import BackwardPost
@@ -175,7 +175,7 @@ def _of_step(error: InfeasibleBudget, programs: Sequence[Program]) -> Infeasible
     for number, program in enumerate(programs):
         beside = programs[number - 1] if number and program.phase is Phase.BACKWARD else None
         beside_bytes = 0 if beside is None else resident_bytes(beside, program)
-        needed.append((_smallest_bytes(program) + beside_bytes, program.name))
+        needed.append((least_bytes(program) + beside_bytes, program.name))
     smallest_bytes, name = max(needed)
     return InfeasibleBudget(
         f"memory_budget of {format_bytes(error.budget_bytes)} is below what the step needs in any order that was found, most "
@@ -330,7 +330,7 @@ def _check_feasible(written: _Written) -> None:
     budget_bytes, memory, program = written.budget_bytes, written.memory, written.program
     if budget_bytes is None or memory.peak_bytes <= budget_bytes:
         return
-    smallest_bytes = _smallest_bytes(program) + written.resident_bytes
+    smallest_bytes = least_bytes(program) + written.resident_bytes
     if smallest_bytes > budget_bytes:
         forward = program.phase is Phase.FORWARD
         unknown = "; that is for this graph, a backward of it is planned later and may need more" if forward else ""
@@ -341,14 +341,6 @@ def _check_feasible(written: _Written) -> None:
             budget_bytes=budget_bytes,
             smallest_bytes=smallest_bytes,
         )
-
-
-def _smallest_bytes(program: Program) -> int:
-    """Of the order as written and that of least memory, without what is held beside the graph."""
-    return min(
-        once(Placement.of_program(program), Room.of).smallest_bytes,
-        once(program, Lifetimes).peak_bytes(range(len(program.ops))),
-    )
 
 
 def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:

@@ -200,8 +200,8 @@ class _Reader:
             root = tomllib.loads(content)
         except tomllib.TOMLDecodeError as error:
             raise self._refusal(f"is no TOML: {error}") from error
-        tables = ["name", "compute", "memory", "node", "intra_node", "inter_node", "contention"]
-        self._check_keys(root, [*tables, *(["copy_engine"] if "copy_engine" in root else [])], "")
+        tables = ["name", "compute", "memory", "node", "intra_node", "inter_node", "contention", "copy_engine"]
+        self._check_keys(root, tables, "", optional=["copy_engine"])
         if not isinstance(root["name"], str) or not root["name"]:
             raise self._refusal(f"has the key 'name' with {root['name']!r}, which is no name")
         general, by_kind = self._contentions(self._subtable(root, "contention"))
@@ -230,7 +230,7 @@ class _Reader:
         return general, {kind: self._table(Contention, own[kind], f"contention.{kind}.") for kind in kinds}
 
     def _table(self, cls: type[_Table], table: Mapping[str, Any], prefix: str) -> _Table:
-        optional = [field.name for field in fields(cls) if field.default is None and field.name not in table]
+        optional = [field.name for field in fields(cls) if field.default is None]
         self._check_keys(table, [field.name for field in fields(cls)], prefix, optional)
         return cls(**{key: self._value(key, value, prefix) for key, value in table.items()})
 

@@ -98,7 +98,7 @@ class Collective:
         unit: qualified name of the FSDP module (the wrapped block) that it serves, ``None`` where not known.
         parameter: qualified name of the parameter, ``None`` where not known.
         by_copy: copy engines carry it: it needs no multiprocessor, and keeps staging memory for itself.
-        direct: every rank sends to every other by itself, as in an all-to-all, and not around a ring.
+        direct: of a reduction: every rank sends to every other by itself, as in an all-to-all, and not around a ring.
     """
 
     kind: CollectiveKind

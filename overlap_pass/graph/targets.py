@@ -144,8 +144,8 @@ def goes_by_copy(target: object, by_copy: object) -> bool:
 
 
 def goes_directly(target: object) -> bool:
-    """Whether every rank sends to every other by itself in the collective that a call launches."""
-    return collective_kind(target) is CollectiveKind.ALL_TO_ALL or _name(target).startswith("exchange_start")
+    """Whether every rank sends to every other by itself in a reduction that a call launches."""
+    return collective_kind(target) is CollectiveKind.REDUCE_SCATTER and _name(target).startswith("exchange_start")
 
 
 def draws_random(target: object) -> bool:

@@ -73,8 +73,8 @@ class Landlord:
         self._head = self._given = 0
         self._tenants: deque[tuple[int, int, int]] = deque()
 
-    def give(self, size_bytes: int) -> Tenancy:
-        """The next place, of ``size_bytes``; at most the capacity."""
+    def give(self, size_bytes: int) -> tuple[int, list[int]]:
+        """First byte of the next place, of ``size_bytes`` and at most the capacity, and what must have left before."""
         index = self._given
         start = self._head if self._head + size_bytes <= self.capacity_bytes else 0
         self._head = end = start + aligned(size_bytes)
@@ -84,8 +84,7 @@ class Landlord:
             tenants = deque(tenant for tenant in tenants if tenant[2] not in after)
         tenants.append((start, end, index))
         self._tenants, self._given = tenants, index + 1
-        awaited = tuple(tenant % WORDS for tenant in after) if index else tuple(range(WORDS))
-        return Tenancy(Place(self.capacity_bytes, start, index % WORDS, awaited), tuple(after))
+        return start, after
 
 
 def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ...]:
@@ -103,7 +102,12 @@ def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ..
     [(), (), (0,)]
     """
     landlord = Landlord(at_once * aligned(max(sizes_bytes, default=0)))
-    return tuple(landlord.give(size_bytes) for size_bytes in sizes_bytes)
+    found = []
+    for index, size_bytes in enumerate(sizes_bytes):
+        start, after = landlord.give(size_bytes)
+        awaited = tuple(tenant % WORDS for tenant in after) if index else tuple(range(WORDS))
+        found.append(Tenancy(Place(landlord.capacity_bytes, start, index % WORDS, awaited), tuple(after)))
+    return tuple(found)
 
 
 @cache

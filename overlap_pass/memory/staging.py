@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from overlap_pass.graph.program import Collective, CollectiveKind, Program
 from overlap_pass.memory.places import aligned
 
@@ -9,6 +11,7 @@ __all__ = [
     "GATHERS_AT_ONCE",
     "REDUCTIONS_AT_ONCE",
     "Channel",
+    "at_once",
     "capacities_bytes",
     "channel_of",
     "staged_bytes",
@@ -36,18 +39,18 @@ def staged_bytes(collective: Collective) -> int:
     return aligned(part_bytes if gathers else part_bytes * (collective.group_size - 1))
 
 
+def at_once(kind: CollectiveKind) -> int:
+    """How many of the largest launch of a channel its staging memory holds."""
+    return GATHERS_AT_ONCE if kind is CollectiveKind.ALL_GATHER else REDUCTIONS_AT_ONCE
+
+
 def capacities_bytes(program: Program) -> dict[Channel, int]:
     """Bytes of staging memory of each channel while the graph runs."""
     largest: dict[Channel, int] = {}
-    for op in program.launches:
-        collective = op.collective
-        if collective is not None and collective.by_copy:
-            channel = channel_of(collective)
-            largest[channel] = max(largest.get(channel, 0), staged_bytes(collective))
-    return {
-        channel: (GATHERS_AT_ONCE if channel[1] is CollectiveKind.ALL_GATHER else REDUCTIONS_AT_ONCE) * size_bytes
-        for channel, size_bytes in largest.items()
-    }
+    for _, collective in _by_copy(program):
+        channel = channel_of(collective)
+        largest[channel] = max(largest.get(channel, 0), staged_bytes(collective))
+    return {channel: at_once(channel[1]) * size_bytes for channel, size_bytes in largest.items()}
 
 
 def staging_bytes(program: Program) -> int:
@@ -62,9 +65,16 @@ def staging_bytes(program: Program) -> int:
 def _largest_sums_bytes(program: Program) -> dict[Channel, int]:
     """The largest result that is summed of each channel's pieces."""
     largest: dict[Channel, int] = {}
-    for op in program.ops:
-        collective = None if op.launch is None or not op.kernel else program.op(op.launch).collective
-        if collective is not None and collective.by_copy:
-            channel = channel_of(collective)
-            largest[channel] = max(largest.get(channel, 0), op.written_bytes)
+    for launch, collective in _by_copy(program):
+        channel = channel_of(collective)
+        for wait in map(program.op, program.waits_of[launch]):
+            if wait.kernel:
+                largest[channel] = max(largest.get(channel, 0), wait.written_bytes)
     return largest
+
+
+def _by_copy(program: Program) -> Iterator[tuple[str, Collective]]:
+    """Names of the launches by copy, and what they launch."""
+    for op in program.launches:
+        if op.collective is not None and op.collective.by_copy:
+            yield op.name, op.collective

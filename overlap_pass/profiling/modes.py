@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from overlap_pass.cost.hardware import Hardware
 from overlap_pass.errors import OptionError
 
-__all__ = ["mode_patches", "records_graphs"]
+__all__ = ["launching", "mode_patches"]
 
 
 def mode_patches(mode: str) -> dict[str, Any]:
@@ -25,6 +26,10 @@ def mode_patches(mode: str) -> dict[str, Any]:
     return dict(known[mode])
 
 
-def records_graphs(mode: str) -> bool:
-    """Whether a mode records CUDA graphs, so that the host launches a whole forward or backward at once."""
-    return bool(mode_patches(mode).get("triton.cudagraphs"))
+def launching(hardware: Hardware, mode: str) -> Hardware:
+    """The machine as a mode launches on it: one that records CUDA graphs has the host launch a whole graph at once.
+
+    Raises:
+        OptionError: the mode is unknown.
+    """
+    return hardware.replaying() if mode_patches(mode).get("triton.cudagraphs") else hardware

@@ -23,7 +23,7 @@ from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.planning import plan_step
 from overlap_pass.profiling import llama
-from overlap_pass.profiling.modes import records_graphs
+from overlap_pass.profiling.modes import launching
 from overlap_pass.report.comparison import Comparison
 from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.rewrite.partition import partition
@@ -158,9 +158,7 @@ def plan_model(
         InfeasibleBudget: the budget is below what the step needs.
     """
     config = Config.from_options(options)
-    hardware = config.hardware_for(None)
-    if records_graphs(config.mode):
-        hardware = hardware.replaying()
+    hardware = launching(config.hardware_for(None), config.mode)
     carriers = Carriers(config.transport, config.reduction)
     by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
     programs = trace_model(

@@ -18,6 +18,7 @@ from overlap_pass.cost.model import COPY_ENGINE
 from overlap_pass.report.comparison import Comparison, Side
 from overlap_pass.schedule.types import Decision
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
+from overlap_pass.traces.names import is_peer_copy
 from overlap_pass.units import format_bytes, format_us, ns_to_us
 
 __all__ = ["Pair", "Prediction"]
@@ -130,12 +131,12 @@ def _by_kind(timeline: Timeline) -> defaultdict[str, list[Span]]:
 
 def _is_copy(span: Span) -> bool:
     """By a copy engine: as a plan calls its lane, and as Kineto calls what it does."""
-    return span.lane == COPY_ENGINE or span.name.startswith("Memcpy PtoP")
+    return span.lane == COPY_ENGINE or is_peer_copy(span.name)
 
 
 def _unpaired_line(kind: str, planned: Sequence[Span], seen: Sequence[Span]) -> str:
     predicted_us, measured_us = (ns_to_us(sum(span.duration_ns for span in spans)) for spans in (planned, seen))
-    error = f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if predicted_us and measured_us else ""
+    error = _error(predicted_us, measured_us) if predicted_us else ""
     return f"{kind}: {len(planned)} planned take {format_us(predicted_us)}, {len(seen)} measured {format_us(measured_us)}{error}"
 
 
@@ -152,9 +153,12 @@ def _pair(kind: str, planned: Span, seen: Span) -> Pair:
 
 
 def _against(predicted_us: float, measured_us: float) -> str:
-    error = f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if measured_us else ""
     like_us = max(predicted_us, measured_us)
-    return f"{format_us(predicted_us, like_us=like_us)}, measured {format_us(measured_us, like_us=like_us)}{error}"
+    return f"{format_us(predicted_us, like_us=like_us)}, measured {format_us(measured_us, like_us=like_us)}{_error(predicted_us, measured_us)}"
+
+
+def _error(predicted_us: float, measured_us: float) -> str:
+    return f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if measured_us else ""
 
 
 def _kind_line(kind: str, pairs: Sequence[Pair]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch.fx as fx
 
+from overlap_pass.graph.program import CollectiveKind
 from overlap_pass.memory.places import Place, Tenancy, laid_out, tenancies
-from overlap_pass.memory.staging import GATHERS_AT_ONCE, REDUCTIONS_AT_ONCE
+from overlap_pass.memory.staging import at_once
 from overlap_pass.transport import ops
 
 __all__ = ["give_places"]
@@ -26,9 +27,8 @@ def give_places(graph: fx.Graph) -> None:
     in the order of the graph. It was ready to be summed all along, so this is legal; and it must be, for a place that
     became free only behind the launch that needs it would keep all ranks waiting for ever.
     """
-    for (_, gathers), launches in _channels(graph).items():
-        at_once = GATHERS_AT_ONCE if gathers else REDUCTIONS_AT_ONCE
-        found = tenancies([launch.size_bytes for launch in launches], at_once)
+    for (_, kind), launches in _channels(graph).items():
+        found = tenancies([launch.size_bytes for launch in launches], at_once(kind))
         for launch, tenancy in zip(launches, found, strict=True):
             _put(launch.node, tenancy.place)
             for start, finish in zip(launch.starts, launch.finishes, strict=bool(launch.finishes)):
@@ -51,20 +51,22 @@ class _Launch:
     finishes: tuple[fx.Node, ...] = ()
 
 
-def _channels(graph: fx.Graph) -> dict[tuple[str, bool], list[_Launch]]:
-    """Launches by copy, in order, by group and whether they gather."""
-    found: dict[tuple[str, bool], list[_Launch]] = {}
+def _channels(graph: fx.Graph) -> dict[tuple[str, CollectiveKind], list[_Launch]]:
+    """Launches by copy, in order, by group and kind."""
+    found: dict[tuple[str, CollectiveKind], list[_Launch]] = {}
     for node in graph.nodes:
         if node.target in _GATHERS:
             _, dtype, _, group_name, _ = node.args
             shards = _tensors(node)
             sizes = [shard.meta["val"].numel() * dtype.itemsize for shard in shards]
-            found.setdefault((group_name, True), []).append(_Launch(node, *laid_out(tuple(sizes))))
+            found.setdefault((group_name, CollectiveKind.ALL_GATHER), []).append(_Launch(node, *laid_out(tuple(sizes))))
         elif node.target in _EXCHANGES and node.args[4]:
             _, _, ranks, group_name, _, _ = node.args
             sizes = [gradient.meta["val"].nbytes // ranks * (ranks - 1) for gradient in _tensors(node)]
             launch = _Launch(node, *laid_out(tuple(sizes)))
-            found.setdefault((group_name, False), []).append(replace(launch, finishes=tuple(_finishes(node))))
+            found.setdefault((group_name, CollectiveKind.REDUCE_SCATTER), []).append(
+                replace(launch, finishes=tuple(_finishes(node)))
+            )
     return found
 
 

@@ -20,14 +20,13 @@ from itertools import accumulate
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak, resident_bytes
 from overlap_pass.schedule.coalescing import coalesce, groups_of
 from overlap_pass.schedule.kept import Gathered, gathered_twice, keep_in_backward, keep_in_forward
 from overlap_pass.schedule.placement import Placement
-from overlap_pass.schedule.room import Room
+from overlap_pass.schedule.room import least_bytes
 from overlap_pass.schedule.strategies.latest_start import LatestStart
 from overlap_pass.schedule.types import Problem
 from overlap_pass.simulate.engine import simulate
@@ -168,7 +167,7 @@ class _Step:
     def smallest_bytes(self, kept: Sequence[Gathered]) -> int:
         """Least peak of the step in any order that is known."""
         forward, backward = self.kept(kept)
-        return max(_least_bytes(forward), _least_bytes(backward) + resident_bytes(forward, backward))
+        return max(least_bytes(forward), least_bytes(backward) + resident_bytes(forward, backward))
 
     def planned_us(self, kept: Sequence[Gathered], limit_bytes: int | None) -> float:
         """The step in the simulator, quickly planned."""
@@ -195,7 +194,3 @@ def _hidden_price(program: Program, costs: CostTable) -> float:
     if max(busy_us.values(), default=0.0) >= compute_us:
         return 1.0
     return 1.0 - 1.0 / costs.contention.compute_beside_communication
-
-
-def _least_bytes(program: Program) -> int:
-    return min(once(Placement.of_program(program), Room.of).smallest_bytes, peak(program).peak_bytes)

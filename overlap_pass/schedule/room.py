@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from overlap_pass.graph.once import once
-from overlap_pass.graph.program import Role
+from overlap_pass.graph.program import Program, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import BEFORE, Key, Placement, place
 from overlap_pass.schedule.types import Problem
 
-__all__ = ["Room", "tight"]
+__all__ = ["Room", "least_bytes", "tight"]
 
 
 def tight(placement: Placement, *, as_written: bool = False) -> dict[int, Key]:
@@ -102,3 +102,9 @@ class Room:
             rows.append(tuple(map(max, row, row[width:])))
             width *= 2
         return tuple(rows)
+
+
+def least_bytes(program: Program) -> int:
+    """Of the order as written and that of least memory, without what is held beside the graph."""
+    written_bytes = once(program, Lifetimes).peak_bytes(range(len(program.ops)))
+    return min(written_bytes, once(Placement.of_program(program), Room.of).smallest_bytes)

@@ -67,7 +67,8 @@ class _Staging:
         channel = channel_of(collective)
         tenants = self._tenants[channel]
         tenants.append(name)
-        return [tenants[index] for index in self._landlords[channel].give(staged_bytes(collective)).after]
+        _, after = self._landlords[channel].give(staged_bytes(collective))
+        return [tenants[index] for index in after]
 
 
 @dataclass(slots=True)
@@ -216,13 +217,13 @@ class Issuer:
         return tuple(self._entry(op, items[op.name]) for op in self._program.ops)
 
     def _entry(self, op: OpNode, item: Item) -> _Entry:
-        costs = self._costs
+        costs, collective = self._costs, op.collective
         kernel_us = costs.kernel_us.get(op.name, 0.0)
         kernel = Item(op, kernel_us) if kernel_us > 0 else None
-        lane = "" if op.collective is None else costs.lane_of(op.name, op.collective)
-        communicates = op.collective is not None or op.launch is not None
+        communicates = collective is not None or op.launch is not None
         runs = op.kind is OpKind.COMPUTE and item.length_us > 0 and not communicates
-        gathers = op.collective is not None and op.collective.kind is CollectiveKind.ALL_GATHER
+        lane = "" if collective is None else costs.lane_of(op.name, collective)
+        gathers = collective is not None and collective.by_copy and collective.kind is CollectiveKind.ALL_GATHER
         room = Item(op, 0.0) if gathers else None
         return _Entry(op, costs.launch_us.get(op.name, 0.0), item, runs, communicates, kernel, room, lane)
 

@@ -238,6 +238,7 @@ def _step(device: _Device, step: Step, times: _Times, waiting: _Waiting) -> Step
     waits = shifted(union(waiting.part_of(event) for _, event in cut), window)
     blocked = shifted(times.causes.exposed[ExposedCause.BLOCKED], window)
     copies = union((span.start_ns, span.end_ns) for span, _ in cut if span.kind is SpanKind.COPY)
+    held = _on_compute_stream(cut)
     launched = {
         linked: bisect_left(at, step.cpu_end_ns) - bisect_left(at, step.cpu_start_ns)
         for linked, at in times.launches.items()
@@ -254,12 +255,14 @@ def _step(device: _Device, step: Step, times: _Times, waiting: _Waiting) -> Step
         idle={cause: cover.within_ns(*window) for cause, cover in times.idle.items()},
         exposed_wait_ns=None if waiting.alone else total_ns(intersection(exposed, waits)),
         wait_ns=None if waiting.alone else total_ns(waits),
-        reorderable_ns=total_ns(difference(intersection(blocked, _movable(cut)), waits)),
+        reorderable_ns=total_ns(difference(intersection(blocked, _movable(cut, held)), waits)),
         helper_ns=total_ns(union((span.start_ns, span.end_ns) for span, event in cut if event.helper)),
         copies_hide_ns=total_ns(intersection(exposed, copies)),
         exposed_parts=tuple(exposed),
         late_parts=tuple(shifted(times.causes.exposed[ExposedCause.LATE], window)),
-        collectives=_collective_figures(cut, stats.per_collective, times.causes, window, waiting),
+        collectives=_collective_figures(
+            zip(cut, held, strict=True), stats.per_collective, times.causes, window, waiting
+        ),
         syncs=_syncs(times.causes, window),
         kernels_ns=_kernels_ns(cut),
         launches=None if device.whole else sum(launched.values()),
@@ -281,17 +284,17 @@ def _on_compute_stream(cut: Sequence[tuple[Span, DeviceEvent]]) -> list[bool]:
     return [span.lane in computing and not (event.graph and len(branches[event.launch_ns]) > 1) for span, event in cut]
 
 
-def _movable(cut: Sequence[tuple[Span, DeviceEvent]]) -> list[Interval]:
+def _movable(cut: Iterable[tuple[Span, DeviceEvent]], held: Iterable[bool]) -> list[Interval]:
     """Where a collective runs that an order can move and hide."""
     return union(
         (span.start_ns, span.end_ns)
-        for (span, event), held in zip(cut, _on_compute_stream(cut), strict=True)
-        if event.rule is not None and not held
+        for (span, event), on_compute in zip(cut, held, strict=True)
+        if event.rule is not None and not on_compute
     )
 
 
 def _collective_figures(
-    cut: Sequence[tuple[Span, DeviceEvent]],
+    cut: Iterable[tuple[tuple[Span, DeviceEvent], bool]],
     rows: Iterable[CollectiveStats],
     causes: Causes,
     window: Interval,
@@ -300,7 +303,7 @@ def _collective_figures(
     blocked, late = (Cover(shifted(causes.exposed[c], window)) for c in (ExposedCause.BLOCKED, ExposedCause.LATE))
     found = []
     upcoming = iter(rows)
-    for (span, event), held in zip(cut, _on_compute_stream(cut), strict=True):
+    for (span, event), on_compute in cut:
         if event.rule is None:
             continue
         wait = intersection([waiting.part_of(event)], [window])
@@ -313,7 +316,7 @@ def _collective_figures(
                 blocked_ns=blocked.within_ns(span.start_ns, span.end_ns),
                 late_ns=late.within_ns(span.start_ns, span.end_ns),
                 wait_ns=total_ns(wait) if waiting.known(event) else None,
-                shares_lane=held,
+                shares_lane=on_compute,
             )
         )
     return tuple(found)

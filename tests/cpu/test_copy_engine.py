@@ -164,8 +164,8 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
     kernels = types.ModuleType("overlap_pass.transport.kernels")
     kernels.cast_to_both, kernels.sum_pieces = cast_to_both, sum_pieces  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "overlap_pass.transport.kernels", kernels)
-    for name in ("GATHERS_AT_ONCE", "REDUCTIONS_AT_ONCE"):  # no more room than is needed, so that launches get close
-        monkeypatch.setattr(rewrite_places, name, 2)
+    # No more room than is needed, so that launches get close.
+    monkeypatch.setattr(rewrite_places, "at_once", lambda kind: 2)
     monkeypatch.setattr(driver, "copy", copy)
     monkeypatch.setattr(peers, "submit", submit)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: world[0].here.compute)
