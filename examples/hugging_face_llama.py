@@ -33,7 +33,8 @@ CONFIG = LlamaConfig(
 def make_model() -> LlamaForCausalLM:
     """fp32 shards, bf16 in compute, gradients reduced in fp32; a unit for each decoder layer."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(CONFIG).to(DEVICE)
+    with DEVICE:
+        model = LlamaForCausalLM(CONFIG)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.model.layers:
         fully_shard(layer, mp_policy=policy)
