@@ -141,9 +141,16 @@ def _beside_compute(program: Program, hardware: Hardware) -> dict[str, Contentio
             continue
         if op.collective.by_copy and hardware.copy_engine is not None:
             found[op.name] = hardware.copy_engine.contention
-        elif op.collective.kind in hardware.contention_by_kind:
-            found[op.name] = hardware.contention_by_kind[op.collective.kind]
+        elif (contention := _own_contention(op.collective, hardware)) is not None:
+            found[op.name] = contention
     return found
+
+
+def _own_contention(collective: Collective, hardware: Hardware) -> Contention | None:
+    """Of its kind; gradients that every rank sends to every other by itself are carried by an all-to-all's kernels."""
+    kinds = hardware.contention_by_kind
+    own = kinds.get(collective.kind)
+    return kinds.get(CollectiveKind.ALL_TO_ALL, own) if collective.direct else own
 
 
 def _measurements(measured: Mapping[str, float], ops: Mapping[str, float]) -> dict[str, float]:

@@ -104,7 +104,7 @@ def _measure(where: Sequence[Group], scale: Scale, watch: Stopwatch, progress: R
     beside, engine, left_out = {}, None, []
     if cuda:
         progress("collectives beside matrix products")
-        kinds = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+        kinds = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
         beside = {kind: contention(kind, where[0], scale, watch) for kind in kinds}
     else:
         left_out.append("contention: a CPU runs one after the other")

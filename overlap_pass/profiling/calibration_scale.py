@@ -51,7 +51,7 @@ class Scale:
             streamed_bytes=512 * _MIB,
             gather_bytes=436 * 10**6,
             reduce_bytes=872 * 10**6,
-            busy_gemms=20,
+            busy_gemms=200,
             warm_rounds=80,
             launches=200,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.fit import CollectiveSample
 from overlap_pass.graph.program import CollectiveKind
 from overlap_pass.profiling.calibration_scale import Scale
-from overlap_pass.profiling.kernel_rates import gemm
+from overlap_pass.profiling.kernel_rates import gemm, training_load
 from overlap_pass.profiling.stopwatch import Run, Stopwatch
 
 __all__ = ["Group", "beside_gemm", "collective", "collective_launch_us", "collective_samples", "contention"]
@@ -89,18 +89,22 @@ def contention(kind: CollectiveKind, group: Group, scale: Scale, watch: Stopwatc
 def beside_gemm(run: Run, scale: Scale, watch: Stopwatch) -> Contention:
     """How a GEMM and a collective slow each other down, each beside a queue of the other that outlasts it.
 
+    The GEMMs are timed as a training step runs them, behind others and for long enough: where power is the limit, what a
+    collective takes of the multiprocessors it gives back in part as clock.
+
     The lengths of the queues follow from times that all ranks have agreed on, so they are the same on every rank.
     """
+    load = training_load(scale, watch.device)
     left, right = gemm(scale.gemms[-3], watch.device)
     out = left @ right
 
     def multiply() -> object:
         return torch.mm(left, right, out=out)
 
-    gemm_us, collective_us = watch.queued_us(multiply, scale.busy_gemms), watch.queued_us(run, 4)
+    gemm_us, collective_us = watch.queued_us(multiply, scale.busy_gemms, behind=load), watch.queued_us(run, 4)
     collectives = max(2, math.ceil(3 * scale.busy_gemms * gemm_us / collective_us))
     gemms = max(2, math.ceil(3 * 4 * collective_us / gemm_us))
-    gemm_beside_us, _ = watch.beside_us(multiply, scale.busy_gemms, run, collectives)
+    gemm_beside_us, _ = watch.beside_us(multiply, scale.busy_gemms, run, collectives, behind=load)
     _, collective_beside_us = watch.beside_us(multiply, gemms, run, 4)
     return Contention(
         compute_beside_communication=max(1.0, gemm_beside_us / gemm_us),

@@ -69,14 +69,21 @@ class Stopwatch:
                 run()
         return self.queued_us(graph.replay, 1) / count
 
-    def beside_us(self, run: Run, count: int, other: Run, others: int) -> tuple[float, float]:
+    def beside_us(
+        self, run: Run, count: int, other: Run, others: int, *, behind: Run | None = None
+    ) -> tuple[float, float]:
         """Times of one ``run`` and of one ``other`` while a queue of each runs on a stream of its own.
 
         The one with the shorter queue is beside the other all the time; only its time means anything.
+
+        Args:
+            behind: what the device does before, without a break.
         """
         own, side = torch.cuda.current_stream(), torch.cuda.Stream()
         self.settle()
         self.pause(count + others)
+        if behind is not None:
+            behind()
         side.wait_stream(own)
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
         with torch.cuda.stream(side):
