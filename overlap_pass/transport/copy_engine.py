@@ -79,14 +79,12 @@ def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str, 
     sizes = tuple(shard.numel() * dtype.itemsize for shard in shards)
     starts, _ = laid_out(sizes)
     staging = line.staging(place.capacity_bytes)
-    staged = staging.typed(dtype)
     line.take(here, place)
     results = []
-    for shard, start in zip(shards, starts, strict=True):
+    for shard in shards:
         rows, *others = shard.shape
-        result = torch.empty((rows * line.ranks, *others), dtype=dtype, device=shard.device)
-        cast_to_both(shard, (staged, (place.offset + start) // dtype.itemsize), (result, line.rank * shard.numel()))
-        results.append(result)
+        results.append(torch.empty((rows * line.ranks, *others), dtype=dtype, device=shard.device))
+    cast_to_both(shards, results, line.rank, (staging.typed(dtype), place.offset // dtype.itemsize))
     line.stream.wait_event(here.record_event())
     line.tell_ready(place.word)
     for peer in line.peers:

@@ -6,9 +6,13 @@ engine need no copy into or out of a buffer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from overlap_pass.memory.places import ALIGNMENT
 
 __all__ = ["Place", "cast_to_both", "sum_pieces"]
 
@@ -17,14 +21,27 @@ Place = tuple[Tensor, int]
 
 _BLOCK = 4096
 
+_AT_ONCE = 8
+"""Shards that one kernel casts: a launch of the parameters of a layer is one or two kernels, not seven to nine."""
 
-@triton.jit
-def _cast_to_both(source, first, first_at, second, second_at, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    value = tl.load(source + at, mask=inside).to(first.dtype.element_ty)
-    tl.store(first + first_at + at, value, mask=inside)
-    tl.store(second + second_at + at, value, mask=inside)
+
+@triton.jit(do_not_specialize=["unit"])
+def _cast_to_both(  # type: ignore[no-untyped-def]
+    shards, results, counts, staging, unit, RANK: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr
+):
+    block = tl.program_id(0)
+    unit = unit.to(tl.int64)
+    for number in tl.static_range(len(shards)):
+        count = counts[number]
+        blocks = tl.cdiv(count, BLOCK)
+        if (block >= 0) & (block < blocks):
+            at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            inside = at < count
+            value = tl.load(shards[number] + at, mask=inside).to(staging.dtype.element_ty)
+            tl.store(staging + unit * UNIT + at, value, mask=inside)
+            tl.store(results[number] + RANK * count.to(tl.int64) + at, value, mask=inside)
+        block -= blocks
+        unit += tl.cdiv(count, UNIT)
 
 
 @triton.jit
@@ -50,11 +67,34 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
     tl.store(out + at, (total * scale).to(out.dtype.element_ty), mask=inside)
 
 
-def cast_to_both(source: Tensor, first: Place, second: Place) -> None:
-    """Write a contiguous source, cast, to two places; both tensors have the dtype that it is cast to."""
-    count = source.numel()
-    grid = (-(-count // _BLOCK),)
-    _cast_to_both[grid](source, *first, *second, count, BLOCK=_BLOCK)
+def cast_to_both(shards: Sequence[Tensor], results: Sequence[Tensor], rank: int, staging: Place) -> None:
+    """Write contiguous shards, cast, to both places where they are needed.
+
+    Args:
+        shards: this rank's rows of each parameter.
+        results: the gathered parameters, contiguous; this rank's rows are filled.
+        staging: where the shards go one after the other, as :func:`~overlap_pass.memory.places.laid_out` has them, in the
+            dtype of the results; its offset is a multiple of the alignment.
+    """
+    staged, offset = staging
+    unit_elements = ALIGNMENT // staged.itemsize
+    unit = offset // unit_elements
+    for start in range(0, len(shards), _AT_ONCE):
+        sources, targets = shards[start : start + _AT_ONCE], results[start : start + _AT_ONCE]
+        counts = tuple(shard.numel() for shard in sources)
+        # Two variants of the kernel, for one and for several; what is missing to several is repeated without elements.
+        missing = 0 if len(sources) == 1 else _AT_ONCE - len(sources)
+        _cast_to_both[(sum(-(-count // _BLOCK) for count in counts),)](
+            (*sources, *sources[:1] * missing),
+            (*targets, *targets[:1] * missing),
+            (*counts, *[0] * missing),
+            staged,
+            unit,
+            RANK=rank,
+            UNIT=unit_elements,
+            BLOCK=_BLOCK,
+        )
+        unit += sum(-(-count // unit_elements) for count in counts)
 
 
 def sum_pieces(sent: Tensor, landed: Place, out: Tensor, scale: float, rank: tuple[int, int]) -> None:

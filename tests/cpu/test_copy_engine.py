@@ -25,7 +25,7 @@ import torch.fx as fx
 from torch import Tensor
 
 from overlap_pass.errors import TransportError
-from overlap_pass.memory.places import WORDS, Place
+from overlap_pass.memory.places import WORDS, Place, laid_out
 from overlap_pass.rewrite import places as rewrite_places
 from overlap_pass.rewrite.places import give_places
 from overlap_pass.transport import copy_engine, driver, ops, peers
@@ -145,10 +145,14 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
     """Puts imagined devices in the place of CUDA's."""
     world: list[World] = [World(1)]
 
-    def cast_to_both(source: Tensor, *places: tuple[Tensor, int]) -> None:
+    def cast_to_both(shards: list[Tensor], results: list[Tensor], rank: int, staging: tuple[Tensor, int]) -> None:
         def run() -> None:
-            for tensor, offset in places:
-                tensor.view(-1)[offset : offset + source.numel()] = source.view(-1)
+            memory, offset = staging
+            starts, _ = laid_out(tuple(shard.numel() * memory.itemsize for shard in shards))
+            for shard, result, start in zip(shards, results, starts, strict=True):
+                rows, at = slice(rank * shard.numel(), (rank + 1) * shard.numel()), offset + start // memory.itemsize
+                result.view(-1)[rows] = shard.view(-1)
+                memory[at : at + shard.numel()] = shard.view(-1)
 
         world[0].here.compute.add(run)
 

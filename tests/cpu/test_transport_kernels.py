@@ -11,17 +11,27 @@ import pytest
 
 CHECK = """
 import torch
+from overlap_pass.memory.places import laid_out
 from overlap_pass.transport.kernels import cast_to_both, sum_pieces
 
 torch.manual_seed(0)
+for sizes in ([1], [5], [10001], [4096, 7, 300], [3, 1, 4097, 2, 256, 128, 5, 640, 9, 70]):
+    for rank in (0, 1):
+        shards = [torch.randn(size) for size in sizes]
+        results = [torch.zeros(2 * size, dtype=torch.bfloat16) for size in sizes]
+        staging = torch.zeros(20000, dtype=torch.bfloat16)
+        cast_to_both(shards, results, rank, (staging, 256))
+        starts, size_bytes = laid_out(tuple(2 * size for size in sizes))
+        for shard, result, start in zip(shards, results, starts):
+            own, others = result.view(2, -1)[rank], result.view(2, -1)[1 - rank]
+            # The interpreter truncates where a device rounds.
+            assert torch.allclose(own.float(), shard, rtol=2**-7)
+            assert not others.any()
+            staged = staging[256 + start // 2 :][: len(shard)]
+            assert staged.equal(own)
+            staged.zero_()
+        assert not staging.any()  # nothing beside them
 for count in (1, 5, 4096, 10001):
-    source = torch.randn(count)
-    staging, result = torch.zeros(count + 700, dtype=torch.bfloat16), torch.zeros(2 * count, dtype=torch.bfloat16)
-    cast_to_both(source, (staging, 256), (result, count))
-    assert staging[256 : 256 + count].equal(result[count:])
-    # The interpreter truncates where a device rounds.
-    assert torch.allclose(result[count:].float(), source, rtol=2**-7)
-    assert not staging[:256].any() and not staging[256 + count :].any() and not result[:count].any()
     for ranks in (2, 3, 4):
         for rank in range(ranks):
             sent, landed = torch.randn(ranks * count).bfloat16(), torch.randn((ranks - 1) * count + 300).bfloat16()
