@@ -160,14 +160,7 @@ def reference_costs(program: Program, costs: CostTable, compute_us: Mapping[str,
     shared = {op.name for op in program.launches if _shared(op)}
     duration_us = {op.name: costs.duration_us[op.name] if op.name in shared else 0.0 for op in program.ops}
     launch_us = {op.name: costs.launch_us[op.name] if op.name in shared else 0.0 for op in program.ops}
-    # Kernels, between which a collective may have to start, are this rank's: the anchors priced here are fewer.
-    return replace(
-        costs,
-        duration_us={**duration_us, **compute_us},
-        launch_us=launch_us,
-        starts_between_kernels=False,
-        cpu_ahead_us=0.0,
-    )
+    return replace(costs, duration_us={**duration_us, **compute_us}, launch_us=launch_us, cpu_ahead_us=0.0)
 
 
 def _shared(launch: OpNode) -> bool:
