@@ -93,12 +93,14 @@ class CopyEngine:
         bandwidth_gb_per_s: rate of a large copy from or to one peer, in 10**9 bytes a second.
         latency_us: time of an empty copy, with the words by which the ranks tell each other how far they are.
         launch_us: CPU time to gather or reduce one tensor, its wait included.
+        handshake_us: time that compute loses, for each launch, to the words between the kernel before and its own kernel.
         compute_beside_communication, communication_beside_compute: slow-downs, as in ``[contention]``.
     """
 
     bandwidth_gb_per_s: float
     latency_us: float
     launch_us: float
+    handshake_us: float
     compute_beside_communication: float
     communication_beside_compute: float
 

@@ -83,7 +83,7 @@ def price(
     placed = ranks_per_node or {}
     duration_us = dict.fromkeys(program.order, 0.0)
     launch_us = dict.fromkeys(program.order, 0.0)
-    own_kernel_us = {op.name: _own_kernel_us(op, hardware) for op in program.ops if op.kernel}
+    own_kernel_us = {op.name: _own_kernel_us(op, program, hardware) for op in program.ops if op.kernel}
     unknown: list[str] = []
     for op in program.ops:
         if op.kind is OpKind.LAUNCH and op.collective is not None:
@@ -112,12 +112,22 @@ def price(
     )
 
 
-def _own_kernel_us(op: OpNode, hardware: Hardware) -> float:
+def _own_kernel_us(op: OpNode, program: Program, hardware: Hardware) -> float:
     """A gather casts the shard to two places: into its result and for the peers. A finish reads all ranks' pieces."""
     written_bytes = float(op.written_bytes)
     if op.collective is not None:
         written_bytes *= 2 / op.collective.group_size
-    return hardware.compute.kernel_us + hardware.traffic_us(op.read_bytes + written_bytes)
+    kernel_us = hardware.compute.kernel_us + hardware.traffic_us(op.read_bytes + written_bytes)
+    return kernel_us + _handshake_us(op, program, hardware)
+
+
+def _handshake_us(op: OpNode, program: Program, hardware: Hardware) -> float:
+    """Words before the cast of a launch by copy, or around the sums of one, which share them."""
+    launch = op if op.launch is None else program.op(op.launch)
+    if hardware.copy_engine is None or launch.collective is None or not launch.collective.by_copy:
+        return 0.0
+    kernels = 1 if launch is op else len(program.waits_of[launch.name])
+    return hardware.copy_engine.handshake_us / kernels
 
 
 def _launch_us(op: OpNode, collective: Collective, hardware: Hardware) -> float:

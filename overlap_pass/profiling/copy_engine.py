@@ -47,9 +47,26 @@ def _measured(group: Group, scale: Scale, watch: Stopwatch) -> CopyEngine:
         bandwidth_gb_per_s=crossing_bytes / watch.queued_us(copies, 4) / 1e3,
         latency_us=watch.recorded_us(small, 30),  # a launch takes the CPU longer than the device
         launch_us=watch.issued_us(small, scale.launches // 2),
+        handshake_us=_handshake_us(watch),
         compute_beside_communication=factors.compute_beside_communication,
         communication_beside_compute=factors.communication_beside_compute,
     )
+
+
+def _handshake_us(watch: Stopwatch) -> float:
+    """What a kernel behind another takes longer where the stream waits for a word and writes one in between."""
+    memory = torch.zeros(256, dtype=torch.int32, device=watch.device)
+    words = driver.Words(waits=[(memory.data_ptr(), 0)], writes=[(memory.data_ptr(), 0)])
+    beside = torch.zeros_like(memory)
+
+    def kernel() -> object:
+        return beside.add_(1)
+
+    def word_and_kernel() -> object:
+        driver.submit(torch.cuda.current_stream(), words)
+        return kernel()
+
+    return max(0.0, watch.recorded_us(word_and_kernel, 30) - watch.recorded_us(kernel, 30))
 
 
 def _copies(payload_bytes: int, group: Group, device: torch.device) -> Run:

@@ -57,13 +57,34 @@ def test_a_copy_takes_its_latency_and_the_peers_part_over_its_bandwidth() -> Non
     )
 
 
-def test_the_cast_into_two_places_is_compute() -> None:
+def test_the_cast_into_two_places_and_the_words_before_it_are_compute() -> None:
     program = gathering(by_copy=True)
     costs = price(program, H200)
+    assert H200.copy_engine is not None
     # 400 MB of float32 read, 200 MB of bfloat16 written twice.
-    assert costs.kernel_us["launch"] == pytest.approx(H200.compute.kernel_us + H200.traffic_us(800 * MB))
+    cast_us = H200.compute.kernel_us + H200.traffic_us(800 * MB)
+    assert costs.kernel_us["launch"] == pytest.approx(cast_us + H200.copy_engine.handshake_us)
     found = simulate(program, replace(costs, launch_us={}, beside_compute={}, contention=Contention()))
     assert found.compute_us == pytest.approx(costs.kernel_us["launch"] + costs.duration_us["mm"])
+
+
+@pytest.mark.parametrize(("by_copy", "shares"), [(True, 2), (False, None)])
+def test_sums_of_one_launch_share_its_words_and_communicators_have_none(by_copy: bool, shares: int | None) -> None:
+    reduction = Collective(
+        CollectiveKind.REDUCE_SCATTER, "g0", 2, 8 * MB, "bfloat16", Role.GRADIENT, direct=True, by_copy=by_copy
+    )
+    launch = OpNode("launch", OpKind.LAUNCH, "exchange", ("grad",), (1, 2), collective=reduction)
+    finishes = tuple(
+        OpNode(f"sum{n}", OpKind.WAIT, "finish", ("launch",), (2 + n,), read_bytes=4 * MB, written_bytes=8 * MB,
+               launch="launch", kernel=True)
+        for n in (1, 2)
+    )  # fmt: skip
+    ops = (OpNode("grad", OpKind.INPUT, "input", storages=(0,)), launch, *finishes)
+    storages = tuple(Storage(number, 8 * MB, "grad") for number in range(5))
+    costs = price(Program("backward", Phase.BACKWARD, ops, storages, {"g0": 2}), H200)
+    handshake_us = H200.copy_engine.handshake_us / shares if H200.copy_engine and shares else 0.0
+    sum_us = H200.compute.kernel_us + H200.traffic_us(12 * MB)
+    assert [costs.kernel_us[f"sum{n}"] for n in (1, 2)] == pytest.approx([sum_us + handshake_us] * 2)
 
 
 def test_a_copy_starts_in_the_middle_of_a_kernel_and_a_communicator_waits_for_its_end() -> None:
