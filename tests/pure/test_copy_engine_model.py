@@ -87,6 +87,25 @@ def test_sums_of_one_launch_share_its_words_and_communicators_have_none(by_copy:
     assert [costs.kernel_us[f"sum{n}"] for n in (1, 2)] == pytest.approx([sum_us + handshake_us] * 2)
 
 
+def test_gradients_that_go_directly_contend_as_the_all_to_all_that_carries_them() -> None:
+    ring, direct = (
+        replace(Collective(CollectiveKind.REDUCE_SCATTER, "g0", 2, MB, "bfloat16", Role.GRADIENT), direct=direct)
+        for direct in (False, True)
+    )
+    ops = [
+        OpNode(name, OpKind.LAUNCH, "collective", collective=collective)
+        for name, collective in (("ring", ring), ("direct", direct))
+    ]
+    slower = replace(H200.contention, communication_beside_compute=1.8)
+    own = {**H200.contention_by_kind, CollectiveKind.ALL_TO_ALL: slower}
+    costs = price(Program("g", Phase.BACKWARD, tuple(ops), ()), replace(H200, contention_by_kind=own))
+    assert costs.contention_of("direct") == slower
+    assert costs.contention_of("ring") == H200.contention_by_kind[CollectiveKind.REDUCE_SCATTER]
+    assert price(Program("g", Phase.BACKWARD, tuple(ops), ()), H200).contention_of("direct") == costs.contention_of(
+        "ring"
+    )
+
+
 def test_a_copy_starts_in_the_middle_of_a_kernel_and_a_communicator_waits_for_its_end() -> None:
     def second_start_us(by_copy: bool) -> float:
         program = gathering(by_copy)

@@ -12,7 +12,7 @@ from overlap_pass.cost.compute import clusters, kernel_us
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.cost.model import price
 from overlap_pass.errors import OptionError
-from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role
+from overlap_pass.graph.program import Category, Collective, CollectiveKind, OpKind, OpNode, Program, Role
 from tests.pure.programs import Builder, fsdp_programs
 
 H200 = load_hardware("h200")
@@ -388,22 +388,6 @@ def test_wires_and_factors_of_each_collective_follow_the_hardware_file() -> None
     assert price(program, H200, ranks_per_node={"g0": 1}).wires == {"g0": "inter_node"}
     assert costs.contention_of("gather").communication_beside_compute == 1.69
     assert costs.contention_of("no launch") == H200.contention
-
-
-def test_gradients_that_go_directly_contend_as_the_all_to_all_that_carries_them() -> None:
-    ring, direct = (replace(_gather(MB, kind=CollectiveKind.REDUCE_SCATTER), direct=direct) for direct in (False, True))
-    ops = [
-        OpNode(name, OpKind.LAUNCH, "collective", collective=collective)
-        for name, collective in (("ring", ring), ("direct", direct))
-    ]
-    slower = replace(H200.contention, communication_beside_compute=1.8)
-    own = {**H200.contention_by_kind, CollectiveKind.ALL_TO_ALL: slower}
-    costs = price(Program("g", Phase.BACKWARD, tuple(ops), ()), replace(H200, contention_by_kind=own))
-    assert costs.contention_of("direct") == slower
-    assert costs.contention_of("ring") == H200.contention_by_kind[CollectiveKind.REDUCE_SCATTER]
-    assert price(Program("g", Phase.BACKWARD, tuple(ops), ()), H200).contention_of("direct") == costs.contention_of(
-        "ring"
-    )
 
 
 def test_a_strided_group_is_priced_by_its_placement() -> None:
