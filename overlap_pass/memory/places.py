@@ -29,7 +29,7 @@ class Place:
         capacity_bytes: of the staging memory that the place is in; which memory that is, all launches know by this size.
         offset: first byte.
         word: index of the words that tell how far the ranks are with this launch.
-        awaited: indices of the words whose launches must have left before this one puts anything there.
+        awaited: indices of the words whose launches must have left before this one puts anything there, oldest first.
     """
 
     capacity_bytes: int
@@ -87,14 +87,14 @@ class Landlord:
         return start, after
 
 
-def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ...]:
+def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: bool = False) -> tuple[Tenancy, ...]:
     """Places for the launches of one channel in one graph, in the order in which they are launched.
 
     Args:
         at_once: staging memory holds the largest launch so many times.
+        leaves_nothing: when a graph is done, all of its launches have left.
 
-    Whatever ran before may have used other places, so the first launch waits for all words: then nothing of an earlier
-    graph is left.
+    Otherwise the first launch waits for all words, whatever ran before: then nothing of an earlier graph is left.
 
     >>> [tenancy.place.offset for tenancy in tenancies([512, 512, 512])]
     [0, 512, 0]
@@ -105,7 +105,9 @@ def tenancies(sizes_bytes: Sequence[int], at_once: int = 2) -> tuple[Tenancy, ..
     found = []
     for index, size_bytes in enumerate(sizes_bytes):
         start, after = landlord.give(size_bytes)
-        awaited = tuple(tenant % WORDS for tenant in after) if index else tuple(range(WORDS))
+        awaited = tuple(tenant % WORDS for tenant in after)
+        if index == 0 and not leaves_nothing:
+            awaited = tuple(range(WORDS))
         found.append(Tenancy(Place(landlord.capacity_bytes, start, index % WORDS, awaited), tuple(after)))
     return tuple(found)
 

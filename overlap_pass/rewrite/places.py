@@ -28,7 +28,8 @@ def give_places(graph: fx.Graph) -> None:
     became free only behind the launch that needs it would keep all ranks waiting for ever.
     """
     for (_, kind), launches in _channels(graph).items():
-        found = tenancies([launch.size_bytes for launch in launches], at_once(kind))
+        gathers = kind is CollectiveKind.ALL_GATHER
+        found = tenancies([launch.size_bytes for launch in launches], at_once(kind), leaves_nothing=gathers)
         for launch, tenancy in zip(launches, found, strict=True):
             _put(launch.node, tenancy.place)
             for start, finish in zip(launch.starts, launch.finishes, strict=bool(launch.finishes)):

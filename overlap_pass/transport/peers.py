@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import WeakSet
@@ -12,7 +13,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from overlap_pass.errors import TransportError
-from overlap_pass.memory.places import WORDS, Place
+from overlap_pass.memory.places import WORDS
 from overlap_pass.transport.driver import Words, submit
 
 __all__ = ["Channel", "SharedBuffer", "channel", "release_channels", "shared_bytes"]
@@ -90,6 +91,7 @@ class Channel:
     Attributes:
         peers: all other ranks, the next one first, so that no rank is everybody's first.
         under_way: by word, what has been sent and is not summed yet.
+        left: by word, when all ranks have fetched what was gathered with it last.
         recorded: a CUDA graph holds addresses of this channel.
     """
 
@@ -100,6 +102,7 @@ class Channel:
         self.stream = torch.cuda.Stream(device)
         self.peers = tuple((self.rank + step) % self.ranks for step in range(1, self.ranks))
         self.under_way: dict[int, Any] = {}
+        self.left: dict[int, torch.cuda.Event] = {}
         self.recorded = False
         self._staging: dict[int, SharedBuffer] = {}
         self._words = SharedBuffer(2 * WORDS * self.ranks * _WORD_BYTES, group_name, device)
@@ -113,30 +116,30 @@ class Channel:
         self.recorded = self.recorded or torch.cuda.is_current_stream_capturing()
         return found
 
-    def take(self, stream: torch.cuda.Stream, place: Place) -> None:
-        """Hold a stream until all peers have left what ``place`` takes, and mark it as taken."""
-        said = self._said.get(key := ("take", place.word, place.awaited))
+    def take(self, word: int, awaited: Sequence[int] = ()) -> None:
+        """Mark a word as taken, once all peers have left those that are awaited; as all of these, in the stream's order."""
+        said = self._said.get(key := ("take", word, *awaited))
         if said is None:
-            waits = [(self._taken(self.rank, word, peer), _FREE) for word in place.awaited for peer in self.peers]
-            writes = [(self._taken(self.rank, place.word, peer), _TAKEN) for peer in self.peers]
+            waits = [(self._taken(self.rank, earlier, peer), _FREE) for earlier in awaited for peer in self.peers]
+            writes = [(self._taken(self.rank, word, peer), _TAKEN) for peer in self.peers]
             said = self._said[key] = Words(waits=waits, writes=writes)
-        submit(stream, said)
+        submit(self.stream, said)
 
     def tell_ready(self, word: int) -> None:
-        """Tell all peers, in the order of this channel's stream, that their parts are there."""
+        """Tell all peers that their parts are there."""
         said = self._said.get(key := ("ready", word))
         if said is None:
             writes = [(self._ready(peer, word, self.rank), _READY) for peer in self.peers]
             said = self._said[key] = Words(writes=writes)
         submit(self.stream, said)
 
-    def await_ready(self, stream: torch.cuda.Stream, peer: int, word: int) -> None:
-        """Hold a stream until ``peer`` has told that its part is there; to be called once a launch."""
+    def await_ready(self, peer: int, word: int) -> None:
+        """Hold the stream until ``peer`` has told that its part is there; to be called once a launch."""
         said = self._said.get(key := ("await", peer, word))
         if said is None:
             address = self._ready(self.rank, word, peer)
             said = self._said[key] = Words(waits=[(address, _READY)], writes=[(address, _NOT_YET)])
-        submit(stream, said)
+        submit(self.stream, said)
 
     def tell_gone(self, stream: torch.cuda.Stream, word: int) -> None:
         """Tell all peers, in the order of ``stream``, that this rank needs their parts no more."""
@@ -145,6 +148,14 @@ class Channel:
             writes = [(self._taken(peer, word, self.rank), _FREE) for peer in self.peers]
             said = self._said[key] = Words(writes=writes)
         submit(stream, said)
+
+    def await_gone(self, word: int) -> None:
+        """Hold the stream until no peer needs this rank's parts any more."""
+        said = self._said.get(key := ("left", word))
+        if said is None:
+            waits = [(self._taken(self.rank, word, peer), _FREE) for peer in self.peers]
+            said = self._said[key] = Words(waits=waits)
+        submit(self.stream, said)
 
     def _taken(self, at: int, word: int, peer: int) -> int:
         return self._words.addresses[at] + (word * self.ranks + peer) * _WORD_BYTES

@@ -94,7 +94,7 @@ class World:
                 channel.rank, channel.ranks = device.rank, ranks
                 channel.stream = Stream()  # type: ignore[assignment]
                 channel.peers = tuple((device.rank + step) % ranks for step in range(1, ranks))
-                channel.under_way, channel._said = {}, {}
+                channel.under_way, channel.left, channel._said = {}, {}, {}
                 channel._words = self.memory(direction, 2 * WORDS * 4 * ranks, device.rank)  # type: ignore[assignment]
                 channel.staging = partial(self._staging, direction, device.rank)  # type: ignore[assignment]
                 device.channels[direction] = channel
@@ -312,25 +312,36 @@ def test_all_words_are_put_back(enter: Any) -> None:
 
 
 def failures(enter: Callable[[World], None]) -> int:
-    return sum(trial(enter, 2, seed) != (True, []) for seed in range(25))
+    return sum(trial(enter, 3, seed) != (True, []) for seed in range(25))
 
 
-@pytest.mark.parametrize("missing", ["await_ready", "tell_gone", "tell_ready"])
+@pytest.mark.parametrize("missing", ["await_ready", "await_gone", "take", "tell_gone", "tell_ready"])
 def test_no_word_is_said_or_heard_for_nothing(enter: Any, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Channel, missing, lambda self, *args: None)
     assert failures(enter) > 0
 
 
 @pytest.mark.parametrize("forgotten", ["every launch", "the first launch", "all but the first"])
-def test_places_are_not_taken_before_they_are_free(enter: Any, forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_of_gradients_are_not_taken_before_they_are_free(
+    enter: Any, forgotten: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     take = Channel.take
 
-    def hasty(self: Channel, stream: Any, place: Place) -> None:
-        first = len(place.awaited) == WORDS
+    def hasty(self: Channel, word: int, awaited: Any = ()) -> None:
+        first = len(awaited) == WORDS
         forgets = {"every launch": True, "the first launch": first, "all but the first": not first}[forgotten]
-        take(self, stream, Place(place.capacity_bytes, place.offset, place.word) if forgets else place)
+        take(self, word, () if forgets else awaited)
 
     monkeypatch.setattr(Channel, "take", hasty)
+    assert failures(enter) > 0
+
+
+def test_places_of_gathers_are_not_taken_before_they_are_free(enter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(shards: Any, dtype: torch.dtype, group: str, place: Place) -> Any:
+        return start_gather(shards, dtype, group, Place(place.capacity_bytes, place.offset, place.word))
+
+    start_gather = copy_engine.start_gather
+    monkeypatch.setattr(copy_engine, "start_gather", hasty)
     assert failures(enter) > 0
 
 

@@ -34,10 +34,12 @@ def test_places_lie_inside_memory_for_the_largest_launch_twice(sizes: list[int])
 
 @given(SIZES)
 def test_the_words_awaited_are_those_of_the_launches_before_it_and_all_for_the_first(sizes: list[int]) -> None:
-    found = tenancies(sizes)
+    found, nothing_left = tenancies(sizes), tenancies(sizes, leaves_nothing=True)
     assert found[0].place.awaited == tuple(range(WORDS))
+    assert nothing_left[0].place.awaited == ()
     for tenancy in found[1:]:
         assert tenancy.place.awaited == tuple(found[earlier].place.word for earlier in tenancy.after)
+    assert nothing_left[1:] == found[1:]
 
 
 @given(SIZES)
