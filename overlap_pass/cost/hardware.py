@@ -93,7 +93,7 @@ class CopyEngine:
         bandwidth_gb_per_s: rate of a large copy from or to one peer, in 10**9 bytes a second.
         latency_us: time of an empty copy, with the words by which the ranks tell each other how far they are.
         launch_us: CPU time to gather or reduce one tensor, its wait included.
-        handshake_us: time that compute loses, for each launch, to the words between the kernel before and its own kernel.
+        handshake_us: time that compute loses, for each launch, between the kernel before and its own kernel, to what it waits for.
         compute_beside_communication, communication_beside_compute: slow-downs, as in ``[contention]``.
     """
 

@@ -19,6 +19,7 @@ from overlap_pass.transport.choice import why_not_by_copy
 __all__ = ["copy_engine"]
 
 _SMALL_BYTES = 64 * 2**10
+_IN_A_ROW = 50
 
 
 def copy_engine(group: Group, scale: Scale, watch: Stopwatch) -> CopyEngine:
@@ -54,19 +55,29 @@ def _measured(group: Group, scale: Scale, watch: Stopwatch) -> CopyEngine:
 
 
 def _handshake_us(watch: Stopwatch) -> float:
-    """What a kernel behind another takes longer where the stream waits for a word and writes one in between."""
+    """What a kernel behind another takes longer where it also waits for words that another stream has written long before."""
     memory = torch.zeros(256, dtype=torch.int32, device=watch.device)
-    words = driver.Words(waits=[(memory.data_ptr(), 0)], writes=[(memory.data_ptr(), 0)])
-    beside = torch.zeros_like(memory)
+    words = driver.Words(writes=[(memory.data_ptr(), 0)])
+    beside, side = torch.zeros_like(memory), torch.cuda.Stream()
 
-    def kernel() -> object:
-        return beside.add_(1)
+    def kernels() -> object:
+        for _ in range(_IN_A_ROW):
+            beside.add_(1)
+        return beside
 
-    def word_and_kernel() -> object:
-        driver.submit(torch.cuda.current_stream(), words)
-        return kernel()
+    def kernels_and_words() -> object:
+        here, written = torch.cuda.current_stream(), []
+        for _ in range(_IN_A_ROW):
+            if len(written) > 1:
+                here.wait_event(written[-2])
+            beside.add_(1)
+            side.wait_event(here.record_event())
+            driver.submit(side, words)
+            written.append(side.record_event())
+        here.wait_event(written[-1])
+        return beside
 
-    return max(0.0, watch.recorded_us(word_and_kernel, 30) - watch.recorded_us(kernel, 30))
+    return max(0.0, watch.recorded_us(kernels_and_words, 1) - watch.recorded_us(kernels, 1)) / _IN_A_ROW
 
 
 def _copies(payload_bytes: int, group: Group, device: torch.device) -> Run:
