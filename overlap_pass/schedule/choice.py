@@ -44,7 +44,8 @@ _log = logging.getLogger("overlap_pass")
 
 _RUNGS = (0.00390625, 0.03125, 0.0625, 0.125, 0.25, 0.5)
 _ASKED_VARIANTS = 2
-_QUICK = LatestStart(margin=1.5)
+_WORTH = 1e-5
+"""A rung less than this share of the smallest memory above it is passed over."""
 _PATIENCE = 2
 _HOPELESS = 0.02
 
@@ -154,6 +155,8 @@ class _Bench:
         range_bytes = max((option.peak_bytes - smallest_bytes for option in free), default=0)
         for share in _RUNGS if range_bytes > 0 else ():
             rung_bytes = smallest_bytes + int(share * range_bytes)
+            if rung_bytes < smallest_bytes * (1 + _WORTH):
+                continue
             if budget_bytes is not None and rung_bytes > budget_bytes:
                 break
             climbs = [climb for climb in climbs if not climb.done]
@@ -172,11 +175,16 @@ class _Bench:
         return found
 
     def promising(self, found: Sequence[Variant]) -> list[Variant]:
-        """Those with the best quick orders without a bound."""
+        """Those with the best quick orders without a bound; without a look at what a lane alone keeps from being among them."""
         if len(found) <= _ASKED_VARIANTS:
             return list(found)
-        scores = [(self._rated(v, _QUICK.schedule(v.problem)).score_us, place) for place, v in enumerate(found)]
-        return [found[place] for _, place in sorted(scores)[:_ASKED_VARIANTS]]
+        scores: list[tuple[float, int]] = []
+        floors_us = [self._score(variant).floor_us for variant in found]
+        for place in sorted(range(len(found)), key=floors_us.__getitem__):
+            if len(scores) < _ASKED_VARIANTS or floors_us[place] <= scores[-1][0]:
+                order, _ = LatestStart().before_tail(found[place].problem, quick=True)
+                scores = sorted([*scores, (self._score(found[place]).of(order), place)])[:_ASKED_VARIANTS]
+        return [found[place] for _, place in scores]
 
     def _score(self, variant: Variant) -> Score:
         return self._scores.setdefault(id(variant), Score(variant.problem))

@@ -49,11 +49,13 @@ class Filled:
 
     Attributes:
         order: by position.
+        anchors: of these, the ops that keep their places among each other.
         end_us: when its compute would end if gathers and reductions cost nothing.
         most_bytes: the most that was alive when the limit of memory was asked for; under no smaller one would it differ.
     """
 
     order: tuple[int, ...]
+    anchors: tuple[int, ...]
     end_us: float
     most_bytes: int
 
@@ -87,8 +89,9 @@ class ComputeOrders:
     def _made(self, filling: Filling) -> Filled:
         if filling not in self._filled:
             made = _Refill(self._facts, filling)
-            order = tuple(made.run())
-            self._filled[filling] = Filled(order, made.now_us, made.most_bytes)
+            order, anchors = tuple(made.run()), frozenset(self._facts.placement.anchors)
+            kept = tuple(position for position in order if position in anchors)
+            self._filled[filling] = Filled(order, kept, made.now_us, made.most_bytes)
         return self._filled[filling]
 
 

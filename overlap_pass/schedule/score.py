@@ -8,7 +8,7 @@ and one with every collective ``PESSIMISM`` times as long.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -63,9 +63,9 @@ class Score:
         return self._judge.bound_us
 
     @property
-    def written_bound_us(self) -> float:
-        """No order that keeps compute as written scores less."""
-        return self._judge.written_bound_us
+    def floor_us(self) -> float:
+        """No order scores less, whatever its launches wait for; takes far less time to say than the bound."""
+        return self._judge.floor_us
 
     def is_close(self, score_us: float) -> bool:
         """Whether a score is so near to the bound that looking further would buy next to nothing."""
@@ -100,7 +100,7 @@ class _Judge:
         return self._scores[order]
 
     def score_below_us(self, order: tuple[int, ...], best_us: float) -> float:
-        if order not in self._scores and (self.expected(order).step_us + self._slower_floor_us) / 2 > best_us:
+        if order not in self._scores and (self.expected(order).step_us + self._floors_us[1]) / 2 > best_us:
             return math.inf
         score_us = self.score_us(order)
         return score_us if score_us <= best_us else math.inf
@@ -110,23 +110,22 @@ class _Judge:
             self._expected_known[order] = self._expected.outcome(order)
         return self._expected_known[order]
 
+    @property
+    def floor_us(self) -> float:
+        return sum(self._floors_us) / 2
+
     @cached_property
-    def _slower_floor_us(self) -> float:
-        """No order takes less with slower communication: what the busiest lane has to do."""
-        return busiest_lane_us(self._dag.program, self._slower_costs)
+    def _floors_us(self) -> tuple[float, float]:
+        """No order takes less at either price: what the busiest lane has to do."""
+        program = self._dag.program
+        return busiest_lane_us(program, self._costs), busiest_lane_us(program, self._slower_costs)
 
     @cached_property
     def bound_us(self) -> float:
-        launches = (op.collective for op in self._dag.program.launches)
-        moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
-        return self._bound_us(()) if moves_compute else self.written_bound_us
-
-    @cached_property
-    def written_bound_us(self) -> float:
-        return self._bound_us(fixed_compute(self._dag.program))
-
-    def _bound_us(self, fixed: Collection[str]) -> float:
         program = self._dag.program
+        launches = (op.collective for op in program.launches)
+        moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
+        fixed = () if moves_compute else fixed_compute(program)
         facts = Precedence(self._dag, self._costs, fixed)
         expected = bound_by(facts, program, self._costs)
         slower = bound_by(facts.at(self._slower_costs), program, self._slower_costs)

@@ -72,12 +72,11 @@ class LatestStart:
         """The same without compute put off behind the last launch.
 
         Args:
-            quick: without the ladder of policies.
+            quick: without eager FSDP's policies and the ladder.
         """
         score = Score(problem)
         best: tuple[float, int, tuple[int, ...], str] | None = None
-        candidates = self._candidates(problem, score)
-        for order, how in itertools.islice(candidates, len(_FIRST) + 1) if quick else candidates:
+        for order, how in self._distinct(problem, score, quick=quick):
             peak_bytes = score.peak_bytes(order)
             if not score.fits(peak_bytes):
                 continue
@@ -90,31 +89,34 @@ class LatestStart:
             return Room.shared(problem).order, "least memory"
         return best[2:]
 
-    def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, of eager
-        FSDP's policies, then of the best others."""
-        placement, room = Placement.of(problem), Room.shared(problem)
-        ladder = problem.once(_Ladder)
-
-        def early(allowed_bytes: int | None) -> tuple[int, ...]:
-            return place(placement, launch_early(placement, room, allowed_bytes))
-
-        def found() -> Iterator[tuple[tuple[int, ...], str]]:
-            for margin, share in _FIRST:
-                rung = (self.margin or margin, share)
-                yield ladder.within(rung, score), _told(rung)
-            yield fit(early, problem.budget_bytes, score), "as early as memory allows"
-            for policy, order in problem.once(_eager_orders):
-                yield order, policy
-            for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
-                yield ladder.within(rung, score), _told(rung)
-            yield room.order, "least memory"
-
+    def _distinct(self, problem: Problem, score: Score, *, quick: bool) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Each candidate once."""
         seen: set[tuple[int, ...]] = set()
-        for order, how in found():
+        for order, how in self._candidates(problem, score, quick=quick):
             if order not in seen:
                 seen.add(order)
                 yield order, how
+
+    def _candidates(self, problem: Problem, score: Score, *, quick: bool) -> Iterator[tuple[tuple[int, ...], str]]:
+        """The latest launches, a policy that is good nearly always, the earliest, eager FSDP's policies, then the best others.
+
+        All but FSDP's add to the order of least memory: where that does not fit, none of them would.
+        """
+        ladder, room = problem.once(_Ladder), Room.shared(problem)
+        roomy = score.fits(room.smallest_bytes)
+        if roomy:
+            for margin, share in _FIRST:
+                rung = (self.margin or margin, share)
+                yield ladder.within(rung, score), _told(rung)
+            yield ladder.early(score), "as early as memory allows"
+        if quick:
+            return
+        for policy, order in problem.once(_eager_orders):
+            yield order, policy
+        if roomy:
+            for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
+                yield ladder.within(rung, score), _told(rung)
+            yield room.order, "least memory"
 
 
 def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -126,6 +128,8 @@ def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 _Rung = tuple[float, float]
 """A margin, and how far ahead of time a gather may go as a share of the step."""
+_EARLY: _Rung = (math.inf, math.inf)
+"""Launching early (``schedule.early``), which looks at neither."""
 
 
 def _told(rung: _Rung) -> str:
@@ -133,30 +137,32 @@ def _told(rung: _Rung) -> str:
 
 
 class _Ladder:
-    """The orders that policies make of one problem."""
+    """The orders that policies make of one problem, each made once without a budget and once for each that it does not fit."""
 
     def __init__(self, problem: Problem) -> None:
         self._ground = Ground.shared(problem)
         self._step_us = sum(problem.costs.duration_us.values())
-        self._free: dict[_Rung, tuple[int, ...]] = {}
-        self._within: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
+        self._made: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
 
     def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
         """The order for a budget: that without one if it fits."""
-        free, key = self.free(rung), (rung, score.budget_bytes)
-        if key not in self._within:
-            made = None if score.fits(score.peak_bytes(free)) else self._fitted(rung, score)
-            self._within[key] = free if made is None else made
-        return self._within[key]
+        free = self.free(rung)
+        if score.fits(score.peak_bytes(free)):
+            return free
+        key = (rung, score.budget_bytes)
+        if key not in self._made:
+            self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
+        return self._made[key]
 
-    def _fitted(self, rung: _Rung, score: Score) -> tuple[int, ...]:
-        return fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
+    def early(self, score: Score) -> tuple[int, ...]:
+        """Launching as early as a budget allows."""
+        return self.within(_EARLY, score)
 
     def free(self, rung: _Rung) -> tuple[int, ...]:
         """The order without a budget."""
-        if rung not in self._free:
-            self._free[rung] = self._order(rung, None)
-        return self._free[rung]
+        if (rung, None) not in self._made:
+            self._made[rung, None] = self._order(rung, None)
+        return self._made[rung, None]
 
     def best(self, margins: Sequence[float], score: Score) -> list[_Rung]:
         """Those with the shortest distinct orders without a budget, shortest first."""
@@ -168,6 +174,9 @@ class _Ladder:
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
         margin, share = rung
+        ground = self._ground
+        if rung == _EARLY:
+            return place(ground.placement, launch_early(ground.placement, ground.room, allowed_bytes))
         slack = _SLACK if margin >= _MARGINS[-1] else 0.0
-        wishes = feed(self._ground, Policy(margin, share * self._step_us, slack), allowed_bytes)
-        return place(self._ground.placement, wishes)
+        wishes = feed(ground, Policy(margin, share * self._step_us, slack), allowed_bytes)
+        return place(ground.placement, wishes)
