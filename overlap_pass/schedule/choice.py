@@ -14,7 +14,7 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
     rungs            ├──┬──┬─────┬───────────┬───────────────────────┤
                  smallest   made for these   not asked               what the strategy takes without a bound
 
-Rungs are asked from the least on, until an order is within 0.1 % of the bound, or until ``_PATIENCE`` rungs in a row gained
+Rungs are asked from the least on, until an order is within 0.1 % of the bound or of that without a budget, or until ``_PATIENCE`` rungs in a row gained
 less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up. Where that
 stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
 quick orders are asked for.
@@ -107,10 +107,15 @@ def _best(options: Sequence[_Option]) -> _Option:
 
 @dataclass(slots=True)
 class _Climb:
-    """One variant on the ladder; ``done`` once more memory buys next to nothing."""
+    """One variant on the ladder; ``done`` once more memory buys next to nothing.
+
+    Attributes:
+        free_us: score of the order that is made without a budget.
+    """
 
     variant: Variant
     score: Score
+    free_us: float = 0.0
     best_us: float = math.inf
     idle: int = 0
 
@@ -122,7 +127,8 @@ class _Climb:
 
     @property
     def done(self) -> bool:
-        return self.score.is_close(self.best_us) or self.idle == _PATIENCE
+        near_free = self.best_us <= self.free_us * (1 + CLOSE)
+        return near_free or self.score.is_close(self.best_us) or self.idle == _PATIENCE
 
 
 class _Bench:
@@ -151,7 +157,7 @@ class _Bench:
         climbs = [_Climb(variant, self._score(variant)) for variant in variants]
         found = self._step(climbs, smallest_bytes) if budget_bytes is None or smallest_bytes <= budget_bytes else []
         climbs = [climb for climb in climbs if not climb.done]
-        free = [option for option in (self.option(climb.variant, None) for climb in climbs) if option is not None]
+        free = [option for option in map(self._free_option, climbs) if option is not None]
         range_bytes = max((option.peak_bytes - smallest_bytes for option in free), default=0)
         for share in _RUNGS if range_bytes > 0 else ():
             rung_bytes = smallest_bytes + int(share * range_bytes)
@@ -164,6 +170,11 @@ class _Bench:
             best_us = min((climb.best_us for climb in climbs), default=math.inf)
             climbs = [climb for climb in climbs if climb.best_us <= best_us * (1 + _HOPELESS)]
         return [*found, *free]
+
+    def _free_option(self, climb: _Climb) -> _Option | None:
+        option = self.option(climb.variant, None)
+        climb.free_us = 0.0 if option is None else option.score_us
+        return option
 
     def _step(self, climbs: Sequence[_Climb], rung_bytes: int) -> list[_Option]:
         """One budget for all that still climb."""

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, Role
@@ -49,13 +51,13 @@ class Filled:
 
     Attributes:
         order: by position.
-        anchors: of these, the ops that keep their places among each other.
+        timed: of these, the ops that keep their places among each other and take time.
         end_us: when its compute would end if gathers and reductions cost nothing.
         most_bytes: the most that was alive when the limit of memory was asked for; under no smaller one would it differ.
     """
 
     order: tuple[int, ...]
-    anchors: tuple[int, ...]
+    timed: tuple[int, ...]
     end_us: float
     most_bytes: int
 
@@ -73,6 +75,15 @@ class ComputeOrders:
         """All compute that keeps its place."""
         return sum(self._facts.duration[position] for position in self._facts.placement.anchors)
 
+    @cached_property
+    def as_written(self) -> tuple[int, ...]:
+        """See :attr:`Filled.timed`."""
+        return self._timed(range(len(self._facts.ops)))
+
+    def _timed(self, order: Sequence[int]) -> tuple[int, ...]:
+        facts = self._facts
+        return tuple([p for p in order if facts.duration[p] > 0 and p not in facts.placement.free])
+
     def filled(self, filling: Filling) -> Filled:
         """The order that comes of a filling."""
         unlimited = replace(filling, limit_bytes=None)
@@ -89,9 +100,8 @@ class ComputeOrders:
     def _made(self, filling: Filling) -> Filled:
         if filling not in self._filled:
             made = _Refill(self._facts, filling)
-            order, anchors = tuple(made.run()), frozenset(self._facts.placement.anchors)
-            kept = tuple(position for position in order if position in anchors)
-            self._filled[filling] = Filled(order, kept, made.now_us, made.most_bytes)
+            order = tuple(made.run())
+            self._filled[filling] = Filled(order, self._timed(order), made.now_us, made.most_bytes)
         return self._filled[filling]
 
 
@@ -220,7 +230,8 @@ class _Refill:
 
     def _run(self, position: int) -> None:
         for source in self.before[position]:
-            self._demand(source)
+            if not self.emitted[source]:
+                self._demand(source)
         op = self.ops[position]
         if op.collective is not None:
             group = op.collective.group

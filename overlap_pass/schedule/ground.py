@@ -29,7 +29,8 @@ class Boundary:
         reads: launches whose results the anchor is the first to read.
         released: gradient reductions that may start here (those after another come later).
         due: gradient reductions that the tight order launches here.
-        quiet: none of the last three, no collective itself, and not the last boundary.
+        communicates: the anchor is a collective (of activations: the others are no anchors).
+        quiet: none of the last four, and not the last boundary.
     """
 
     position: int
@@ -41,6 +42,7 @@ class Boundary:
     reads: tuple[int, ...]
     released: tuple[Move, ...]
     due: tuple[Move, ...]
+    communicates: bool
     quiet: bool
 
 
@@ -86,8 +88,7 @@ class Ground:
         """The problem's, made once for all of its budgets."""
         return problem.once(_ground)
 
-    def communicates(self, position: int) -> bool:
-        """Whether an anchor is a collective (of activations: the others are no anchors)."""
+    def _communicates(self, position: int) -> bool:
         return self.placement.program.ops[position].collective is not None
 
     def _mean_us(self, group: str) -> float:
@@ -101,7 +102,7 @@ class Ground:
     def _nominal_starts(self) -> dict[int, float]:
         """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
         anchors = self.placement.anchors
-        runs = [0.0 if self.communicates(p) else self.duration_us[p] for p in anchors]
+        runs = [0.0 if self._communicates(p) else self.duration_us[p] for p in anchors]
         compute_us = sum(runs)
         traffic_us = sum(self.duration_us[launch] for launch in self.groups)
         share = min(1.0, traffic_us / compute_us) if compute_us else 0.0
@@ -119,13 +120,14 @@ class Ground:
             return ()
         reads, released, due = self._events()
         events = {*reads, *released, *due, anchors[-1]}
-        lively = [p for p in anchors if self.duration_us[p] > 0 or p in events or self.communicates(p)]
+        lively = [p for p in anchors if self.duration_us[p] > 0 or p in events or self._communicates(p)]
         found: list[Boundary] = []
         following, following_us = lively[-1] + 1, 0.0
         for position in reversed(lively):
-            runs_us = 0.0 if self.communicates(position) else self.duration_us[position]
+            runs_us = 0.0 if self._communicates(position) else self.duration_us[position]
             first_read, free, wanted = reads.get(position, ()), released.get(position, ()), due.get(position, ())
-            quiet = bool(found) and not (first_read or free or wanted or self.communicates(position))
+            communicates = self._communicates(position)
+            quiet = bool(found) and not (first_read or free or wanted or communicates)
             most_live = self.room.most_live(position, following)
             found.append(
                 Boundary(
@@ -138,6 +140,7 @@ class Ground:
                     tuple(first_read),
                     tuple(free),
                     tuple(wanted),
+                    communicates,
                     quiet,
                 )
             )

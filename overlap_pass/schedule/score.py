@@ -18,7 +18,7 @@ from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
 from overlap_pass.simulate.bound import bound_by, fixed_compute
-from overlap_pass.simulate.engine import Outcome, Simulator
+from overlap_pass.simulate.engine import Simulator
 from overlap_pass.simulate.loads import busiest_lane_us
 from overlap_pass.simulate.precedence import Precedence
 
@@ -36,22 +36,23 @@ class Score:
         self._judge = problem.once_for_all(_Judge)
         self._places = problem.once(self._judge.places)
         self._lifetimes = once(problem.program, Lifetimes)
+        self._peaks_bytes = problem.once(_no_peaks)
 
     def of(self, order: Sequence[int]) -> float:
         """Mean step in microseconds; smaller is better."""
         return self._judge.score_us(self._judged(order))
 
     def below(self, order: Sequence[int], best_us: float) -> float:
-        """The score where it is at most ``best_us``, else infinity, often after one simulation instead of two."""
+        """The score where it is at most ``best_us``, else infinity, often after a part of one simulation instead of two."""
         return self._judge.score_below_us(self._judged(order), best_us)
 
     def blocked_us(self, order: Sequence[int]) -> Mapping[str, float]:
         """Launch → how long its waits hold the compute lane, at the prices given."""
-        return self._judge.expected(self._judged(order)).blocked_us
+        return self._judge.blocked_us(self._judged(order))
 
     def step_us(self, order: Sequence[int]) -> float:
         """The simulated step at the prices given."""
-        return self._judge.expected(self._judged(order)).step_us
+        return self._judge.step_us(self._judged(order))
 
     def _judged(self, order: Sequence[int]) -> tuple[int, ...]:
         """The order in the positions of the program that the judge knows."""
@@ -73,11 +74,18 @@ class Score:
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of positions."""
-        return self._lifetimes.peak_bytes(order)
+        key = tuple(order)
+        if key not in self._peaks_bytes:
+            self._peaks_bytes[key] = self._lifetimes.peak_bytes(key)
+        return self._peaks_bytes[key]
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
         return self.budget_bytes is None or peak_bytes <= self.budget_bytes
+
+
+def _no_peaks(_: Problem) -> dict[tuple[int, ...], int]:
+    return {}
 
 
 class _Judge:
@@ -86,7 +94,7 @@ class _Judge:
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
         self._scores: dict[tuple[int, ...], float] = {}
-        self._expected_known: dict[tuple[int, ...], Outcome] = {}
+        self._steps_us: dict[tuple[int, ...], float] = {}
 
     def places(self, problem: Problem) -> tuple[int, ...] | None:
         """The positions here of the ops of a problem whose program is written in another order; ``None`` for the same."""
@@ -95,20 +103,30 @@ class _Judge:
         return tuple(self._dag.program.index[op.name] for op in problem.program.ops)
 
     def score_us(self, order: tuple[int, ...]) -> float:
-        if order not in self._scores:
-            self._scores[order] = (self.expected(order).step_us + self._slower.step_us(order)) / 2
-        return self._scores[order]
+        return self.score_below_us(order, math.inf)
 
     def score_below_us(self, order: tuple[int, ...], best_us: float) -> float:
-        if order not in self._scores and (self.expected(order).step_us + self._floors_us[1]) / 2 > best_us:
-            return math.inf
-        score_us = self.score_us(order)
+        if order not in self._scores:
+            step_us = self.step_us(order, 2 * best_us - self._floors_us[1])
+            limit_us = 2 * best_us - step_us
+            slower_us = math.inf if step_us == math.inf else self._simulator.step_us(order, limit_us, stretch=PESSIMISM)
+            if slower_us == math.inf:
+                return math.inf
+            self._scores[order] = (step_us + slower_us) / 2
+        score_us = self._scores[order]
         return score_us if score_us <= best_us else math.inf
 
-    def expected(self, order: tuple[int, ...]) -> Outcome:
-        if order not in self._expected_known:
-            self._expected_known[order] = self._expected.outcome(order)
-        return self._expected_known[order]
+    def step_us(self, order: tuple[int, ...], limit_us: float = math.inf) -> float:
+        if order not in self._steps_us:
+            step_us = self._simulator.step_us(order, limit_us)
+            if step_us == math.inf:
+                return step_us
+            self._steps_us[order] = step_us
+        step_us = self._steps_us[order]
+        return step_us if step_us <= limit_us else math.inf
+
+    def blocked_us(self, order: tuple[int, ...]) -> Mapping[str, float]:
+        return self._simulator.blocked_us(order)
 
     @property
     def floor_us(self) -> float:
@@ -132,12 +150,8 @@ class _Judge:
         return (expected.step_us + slower.step_us) / 2
 
     @cached_property
-    def _expected(self) -> Simulator:
+    def _simulator(self) -> Simulator:
         return Simulator(self._dag.program, self._costs)
-
-    @cached_property
-    def _slower(self) -> Simulator:
-        return Simulator(self._dag.program, self._slower_costs)
 
     @cached_property
     def _slower_costs(self) -> CostTable:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from overlap_pass.errors import OptionError
 from overlap_pass.graph.program import Role
-from overlap_pass.schedule.compute_order import ComputeOrders, Filling
+from overlap_pass.schedule.compute_order import ComputeOrders, Filled, Filling
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.score import Score
@@ -74,14 +74,18 @@ class FillGaps:
         """Compute moved, the most promising first; without those that move nothing, or the same."""
         orders = problem.once(ComputeOrders)
         put_off_us, budget_bytes = self.put_off * orders.compute_us, problem.budget_bytes
-        filled = [
-            (orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us)), share)
-            for share in _AHEAD_SHARES
-        ]
-        seen = {Placement.of(problem).anchors}
-        for made, share in sorted(filled, key=lambda pair: pair[0].end_us)[:_SCHEDULED]:
-            if made.anchors not in seen:
-                seen.add(made.anchors)
+
+        def filled(share: float) -> Filled:
+            return orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us))
+
+        least, most = filled(_AHEAD_SHARES[0]), filled(_AHEAD_SHARES[-1])
+        # Where the most freedom changes nothing, less would not either.
+        shares = _AHEAD_SHARES if least.timed != most.timed else _AHEAD_SHARES[:1]
+        seen = {orders.as_written}
+        for share in sorted(shares, key=lambda share: filled(share).end_us)[:_SCHEDULED]:
+            made = filled(share)
+            if made.timed not in seen:
+                seen.add(made.timed)
                 how = f"compute moved, up to {share:.0%} of it ahead"
                 yield _Way(orders.problem(made, budget_bytes), made.order, how)
 
