@@ -132,12 +132,9 @@ class Simulator:
 
 def _summary(ops: Sequence[OpNode], queues: Queues, device: Device, label: str) -> Simulation:
     step_us = max(device.now, queues.cpu_us)
-    stops = set(queues.compute.stops)
-    ran = zip(queues.compute.positions, device.starts_us, device.ends_us, strict=True)
     spans = [
-        _span(ops[position], "compute", SpanKind.COMPUTE, start_us, end_us)
-        for entry, (position, start_us, end_us) in enumerate(ran)
-        if entry not in stops
+        _span(ops[position], "compute", SpanKind.COMPUTE, device.starts_us[entry], device.ends_us[entry])
+        for entry, position in queues.compute.positions().items()
     ]
     for lane, items in queues.collectives.items():
         spans += [_span(item.op, lane, SpanKind.COMMUNICATION, item.start_us, item.end_us) for item in items]

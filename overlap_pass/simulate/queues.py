@@ -55,35 +55,43 @@ class Item:
 
 @dataclass(slots=True)
 class ComputeQueue:
-    """The compute lane's: what it runs, and waits, which let nothing past until a collective has ended.
+    """The compute lane's: kernels, and waits, which let nothing past until a collective has ended.
 
     Attributes:
-        positions, lengths_us, issued_us: of each entry: its op, what it takes, when the CPU has issued it.
+        lengths_us: what each entry takes.
+        issued_us: when the CPU has issued it.
         stops: which entries are waits, ascending.
         awaited: for each of them, the collective.
+        ops: positions of the compute ops among the entries, in their order.
+        kernels: entry → position of the launch or wait whose kernel it is.
     """
 
-    positions: list[int] = field(default_factory=list)
+    ops: list[int]
     lengths_us: list[float] = field(default_factory=list)
     issued_us: list[float] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     awaited: list[Item] = field(default_factory=list)
+    kernels: dict[int, int] = field(default_factory=dict)
 
     def run(self, position: int, length_us: float, issued_us: float) -> None:
-        self.positions.append(position)
+        """A kernel of a launch or a wait."""
+        self.kernels[len(self.lengths_us)] = position
+        self._append(length_us, issued_us)
+
+    def wait(self, awaited: Item, issued_us: float) -> None:
+        self.stops.append(len(self.lengths_us))
+        self.awaited.append(awaited)
+        self._append(0.0, issued_us)
+
+    def _append(self, length_us: float, issued_us: float) -> None:
         self.lengths_us.append(length_us)
         self.issued_us.append(issued_us)
 
-    def take(self, other: ComputeQueue, first: int, end: int) -> None:
-        """What another queue has from ``first`` on and before ``end``, none of it a wait."""
-        self.positions += other.positions[first:end]
-        self.lengths_us += other.lengths_us[first:end]
-        self.issued_us += other.issued_us[first:end]
-
-    def wait(self, position: int, awaited: Item, issued_us: float) -> None:
-        self.stops.append(len(self.positions))
-        self.awaited.append(awaited)
-        self.run(position, 0.0, issued_us)
+    def positions(self) -> dict[int, int]:
+        """Entry → position of its op, for all but waits."""
+        ops, stops = iter(self.ops), set(self.stops)
+        entries = (entry for entry in range(len(self.lengths_us)) if entry not in stops)
+        return {entry: self.kernels[entry] if entry in self.kernels else next(ops) for entry in entries}
 
 
 class _Staging:
@@ -107,12 +115,12 @@ class Queues:
     """What the CPU hands to the device, lane by lane."""
 
     staging: _Staging
-    copy_lanes: frozenset[str] = frozenset()
-    compute: ComputeQueue = field(default_factory=ComputeQueue)
+    copy_lanes: frozenset[str]
+    compute: ComputeQueue
+    cpu_us: float
     collectives: dict[str, list[Item]] = field(default_factory=dict)
     launched: set[int] = field(default_factory=set)
     waited: set[int] = field(default_factory=set)
-    cpu_us: float = 0.0
 
 
 @dataclass(slots=True)
@@ -120,6 +128,7 @@ class _Entry:
     """What a launch or a wait puts into queues, the same in every order.
 
     Attributes:
+        collective: of a launch.
         item: of a launch its own, of a wait that of its launch.
         launch: of a wait, the position of its launch.
         kernel_us: what a launch first casts, or a wait then sums, on the compute lane.
@@ -131,6 +140,7 @@ class _Entry:
     launch: int | None
     kernel_us: float
     lane: str = ""
+    collective: Collective | None = None
 
 
 class _Existence:
@@ -165,43 +175,44 @@ class Issuer:
         Args:
             order: all positions; ``None`` for as written.
         """
-        queues = Queues(_Staging(self._capacities), self._copy_lanes)
         exists = _Existence(self._program) if self._launch_after == "data" else None
         positions = np.arange(len(self._runs)) if order is None else np.asarray(order, dtype=np.int64)
         positions = positions[self._counts[positions]] if exists is None else positions
-        cpu_us = np.cumsum(np.concatenate(([-self._costs.cpu_ahead_us], self._launch_us[positions])))
-        runs = self._runs[positions]
+        clock_us = np.cumsum(np.concatenate(([-self._costs.cpu_ahead_us], self._launch_us[positions])))
+        runs, entries = self._runs[positions], self._entries
         running = positions[runs]
-        kernels = ComputeQueue(running.tolist(), self._run_us[running].tolist(), cpu_us[1:][runs].tolist())
+        lengths_us, issued_us = self._run_us[running].tolist(), clock_us[1:][runs].tolist()
+        compute = ComputeQueue(running.tolist())
+        queues = Queues(_Staging(self._capacities), self._copy_lanes, compute, max(float(clock_us[-1]), 0.0))
         # Between two of the ops that are looked at, kernels go into the queue as they are.
         looked_at = np.flatnonzero(~runs) if exists is None else np.arange(len(positions))
-        columns = (positions[looked_at], np.cumsum(runs)[looked_at], cpu_us[1:][looked_at])
+        columns = (positions[looked_at], np.cumsum(runs)[looked_at], clock_us[1:][looked_at])
         done = 0
-        for position, end, issued_us in zip(*(column.tolist() for column in columns), strict=True):
+        for position, end, at_us in zip(*(column.tolist() for column in columns), strict=True):
             if end > done:
-                queues.compute.take(kernels, done, end)
+                compute.lengths_us += lengths_us[done:end]
+                compute.issued_us += issued_us[done:end]
                 done = end
-            if position in self._entries:
-                self._issue_other(position, issued_us, queues, exists)
+            entry = entries[position]
+            if entry is not None and entry.launch is None:
+                self._issue_launch(position, entry, at_us, queues, exists)
+            elif entry is not None:
+                self._issue_wait(position, entry, at_us, queues)
             if exists is not None:
-                exists.note(self._program.ops[position], len(queues.compute.positions))
-        queues.compute.take(kernels, done, len(running))
-        queues.cpu_us = max(float(cpu_us[-1]), 0.0)
+                exists.note(self._program.ops[position], len(compute.lengths_us))
+        compute.lengths_us += lengths_us[done:]
+        compute.issued_us += issued_us[done:]
         return queues
 
-    def _issue_other(self, position: int, issued_us: float, queues: Queues, exists: _Existence | None) -> None:
-        """Launches and waits."""
-        entry = self._entries[position]
-        collective = entry.op.collective
-        if collective is None:
-            self._issue_wait(position, entry, issued_us, queues)
-            return
-        if collective.by_copy:
-            self._make_room(position, collective, issued_us, queues)
+    def _issue_launch(
+        self, position: int, entry: _Entry, issued_us: float, queues: Queues, exists: _Existence | None
+    ) -> None:
+        if entry.collective is not None and entry.collective.by_copy:
+            self._make_room(position, entry.collective, issued_us, queues)
         if entry.kernel_us > 0:
             queues.compute.run(position, entry.kernel_us, issued_us)
         entry.item.issued_us = issued_us
-        entry.item.gate = len(queues.compute.positions) if exists is None else exists.gate(entry.op)
+        entry.item.gate = len(queues.compute.lengths_us) if exists is None else exists.gate(entry.op)
         queues.collectives.setdefault(entry.lane, []).append(entry.item)
         queues.launched.add(position)
 
@@ -212,7 +223,7 @@ class Issuer:
             )
         if position not in queues.waited:
             queues.waited.add(position)
-            queues.compute.wait(position, entry.item, issued_us)
+            queues.compute.wait(entry.item, issued_us)
             if entry.kernel_us > 0:
                 queues.compute.run(position, entry.kernel_us, issued_us)
 
@@ -225,26 +236,27 @@ class Issuer:
         tenants, program = queues.staging.tenants_before(position, collective), self._program
         if collective.kind is not CollectiveKind.ALL_GATHER:
             for tenant in tenants:
-                for name in program.waits_of[program.ops[tenant].name]:
-                    wait = program.index[name]
-                    self._issue_wait(wait, self._entries[wait], issued_us, queues)
-        elif tenants:  # copies end in the order of their launches
-            queues.compute.wait(position, self._entries[tenants[-1]].item, issued_us)
+                for wait in map(program.index.__getitem__, program.waits_of[program.ops[tenant].name]):
+                    entry = self._entries[wait]
+                    if entry is not None:
+                        self._issue_wait(wait, entry, issued_us, queues)
+        elif tenants and (last := self._entries[tenants[-1]]):  # copies end in the order of their launches
+            queues.compute.wait(last.item, issued_us)
 
     @cached_property
     def _capacities(self) -> dict[Channel, int]:
         return capacities_bytes(self._program)
 
     @cached_property
-    def _entries(self) -> dict[int, _Entry]:
-        """Of launches and waits."""
+    def _entries(self) -> list[_Entry | None]:
+        """By position, of launches and waits."""
         program, costs = self._program, self._costs
         items = {op.name: self._item(op) for op in program.launches}
-        found = {}
+        found: list[_Entry | None] = [None] * len(program.ops)
         for position, op in enumerate(program.ops):
             if op.collective is not None:
                 lane, kernel_us = costs.lane_of(op.name, op.collective), costs.kernel_us.get(op.name, 0.0)
-                found[position] = _Entry(op, items[op.name], None, kernel_us, lane)
+                found[position] = _Entry(op, items[op.name], None, kernel_us, lane, op.collective)
             elif op.launch is not None:
                 kernel_us = costs.kernel_us.get(op.name, 0.0)
                 found[position] = _Entry(op, items[op.launch], program.index[op.launch], kernel_us)
@@ -273,15 +285,15 @@ class Issuer:
     def _counts(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Whether anything is issued for an op, or it costs the CPU time."""
         counts: np.ndarray[Any, np.dtype[np.bool_]] = self._runs | (self._launch_us != 0)
-        counts[list(self._entries)] = True
+        counts[[position for position, entry in enumerate(self._entries) if entry is not None]] = True
         return counts
 
     @cached_property
     def _copy_lanes(self) -> frozenset[str]:
         """Copy engines, which need no multiprocessor."""
         found = set()
-        for entry in self._entries.values():
-            collective = entry.op.collective
-            if collective is not None and (collective.by_copy or entry.lane != collective.group):
+        for entry in self._entries:
+            collective = None if entry is None else entry.collective
+            if entry is not None and collective and (collective.by_copy or entry.lane != collective.group):
                 found.add(entry.lane)
         return frozenset(found)

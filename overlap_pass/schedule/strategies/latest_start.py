@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
@@ -74,56 +74,74 @@ class LatestStart:
         Args:
             quick: without eager FSDP's policies and the ladder.
         """
-        score = Score(problem)
-        best: tuple[float, int, tuple[int, ...], str] | None = None
-        for order, how in self._distinct(problem, score, quick=quick):
-            peak_bytes = score.peak_bytes(order)
-            if not score.fits(peak_bytes):
-                continue
-            found = (score.below(order, math.inf if best is None else best[0]), peak_bytes)
-            if best is None or found < best[:2]:
-                best = (*found, order, how)
-            if score.is_close(best[0]):
-                break
-        if best is None:  # nothing fits, not even the tight order: planning turns this into an error
-            return Room.shared(problem).order, "least memory"
-        return best[2:]
+        search = _Search(problem)
+        first = [(self.margin or margin, share) for margin, share in _FIRST]
+        search.follow([*first, _EARLY])
+        if not quick and not search.done:
+            for policy, order in problem.once(_eager_orders):
+                search.offer(order, policy)
+            search.follow(search.ladder.best((self.margin,) if self.margin else _MARGINS))
+            search.offer(search.room.order, "least memory")
+        return search.order, search.how
 
-    def _distinct(self, problem: Problem, score: Score, *, quick: bool) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each candidate once."""
-        seen: set[tuple[int, ...]] = set()
-        for order, how in self._candidates(problem, score, quick=quick):
-            if order not in seen:
-                seen.add(order)
-                yield order, how
 
-    def _candidates(self, problem: Problem, score: Score, *, quick: bool) -> Iterator[tuple[tuple[int, ...], str]]:
-        """The latest launches, a policy that is good nearly always, the earliest, eager FSDP's policies, then the best others.
+class _Search:
+    """The best order for one problem and its budget so far; what cannot win is not looked at.
 
-        All but FSDP's add to the order of least memory: where that does not fit, none of them would.
-        """
-        ladder, room = problem.once(_Ladder), Room.shared(problem)
-        roomy = score.fits(room.smallest_bytes)
-        if roomy:
-            for margin, share in _FIRST:
-                rung = (self.margin or margin, share)
-                yield ladder.within(rung, score), _told(rung)
-            yield ladder.early(score), "as early as memory allows"
-        if quick:
+    Attributes:
+        order, how: that order and how it came about; that of least memory until one fits.
+        best_us: its score, infinite until then.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.room, self.ladder = Room.shared(problem), problem.once(_Ladder)
+        self.order, self.how, self.best_us = self.room.order, "least memory", math.inf
+        self._score, self._peak_bytes = Score(problem), 0
+        self._seen: set[tuple[int, ...]] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether looking further would buy next to nothing."""
+        return self.best_us < math.inf and self._score.is_close(self.best_us)
+
+    def offer(self, order: tuple[int, ...], how: str) -> None:
+        """Take an order if it fits and is better."""
+        if self.done or order in self._seen:
             return
-        for policy, order in problem.once(_eager_orders):
-            yield order, policy
-        if roomy:
-            for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
-                yield ladder.within(rung, score), _told(rung)
-            yield room.order, "least memory"
+        self._seen.add(order)
+        peak_bytes = self._score.peak_bytes(order)
+        if self._score.fits(peak_bytes):
+            found = (self._score.below(order, self.best_us), peak_bytes)
+            if found < (self.best_us, self._peak_bytes):
+                (self.best_us, self._peak_bytes), self.order, self.how = found, order, how
+
+    def follow(self, rungs: Sequence[_Rung]) -> None:
+        """Offer what policies make.
+
+        First the orders without a budget that keep it, as they come; then, the most promising first, those that have to be made
+        for it. All of these add to the order of least memory, and a policy is hardly ever better with less: where the one does
+        not fit, or the other would not win, none is made.
+        """
+        tight = []
+        for rung in rungs:
+            if self.done:
+                return
+            free = self.ladder.free(rung)
+            if self._score.fits(self._score.peak_bytes(free)):
+                self.offer(free, _told(rung))
+            else:
+                tight.append(rung)
+        if self.done or not self._score.fits(self.room.smallest_bytes):
+            return
+        for rung in sorted(tight, key=self.ladder.free_us):
+            if self.ladder.free_us(rung) < self.best_us:
+                self.offer(self.ladder.within(rung, self._score), _told(rung))
 
 
 def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The orders of eager FSDP's own policies, which no plan should be longer than."""
-    index = problem.program.index
-    found = (policy.schedule(problem) for policy in (BackwardPost(), BackwardPre()))
-    return tuple((made.strategy, tuple([index[name] for name in made.order])) for made in found)
+    placement = Placement.of(problem)
+    return tuple((spec(policy), policy.order(placement)) for policy in (BackwardPost(), BackwardPre()))
 
 
 _Rung = tuple[float, float]
@@ -133,6 +151,8 @@ _EARLY: _Rung = (math.inf, math.inf)
 
 
 def _told(rung: _Rung) -> str:
+    if rung == _EARLY:
+        return "as early as memory allows"
     return f"margin {rung[0]:g}, up to {rung[1]:.0%} of the step ahead"
 
 
@@ -140,36 +160,31 @@ class _Ladder:
     """The orders that policies make of one problem, each made once without a budget and once for each that it does not fit."""
 
     def __init__(self, problem: Problem) -> None:
-        self._ground = Ground.shared(problem)
+        self._ground, self._free_score = Ground.shared(problem), Score(replace(problem, budget_bytes=None))
         self._step_us = sum(problem.costs.duration_us.values())
         self._made: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
 
+    def free(self, rung: _Rung) -> tuple[int, ...]:
+        """The order without a budget."""
+        return self.within(rung, self._free_score)
+
+    def free_us(self, rung: _Rung) -> float:
+        """What that scores."""
+        return self._free_score.of(self.free(rung))
+
     def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
-        """The order for a budget: that without one if it fits."""
-        free = self.free(rung)
-        if score.fits(score.peak_bytes(free)):
-            return free
+        """The order for a budget."""
         key = (rung, score.budget_bytes)
         if key not in self._made:
             self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
         return self._made[key]
 
-    def early(self, score: Score) -> tuple[int, ...]:
-        """Launching as early as a budget allows."""
-        return self.within(_EARLY, score)
-
-    def free(self, rung: _Rung) -> tuple[int, ...]:
-        """The order without a budget."""
-        if (rung, None) not in self._made:
-            self._made[rung, None] = self._order(rung, None)
-        return self._made[rung, None]
-
-    def best(self, margins: Sequence[float], score: Score) -> list[_Rung]:
+    def best(self, margins: Sequence[float]) -> list[_Rung]:
         """Those with the shortest distinct orders without a budget, shortest first."""
         distinct: dict[tuple[int, ...], _Rung] = {}
         for rung in itertools.product(margins, _AHEAD_SHARES):
             distinct.setdefault(self.free(rung), rung)
-        steps_us = {rung: score.step_us(order) for order, rung in distinct.items()}
+        steps_us = {rung: self._free_score.step_us(order) for order, rung in distinct.items()}
         return sorted(steps_us, key=lambda rung: steps_us[rung])[:_KEPT]
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
