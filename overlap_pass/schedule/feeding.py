@@ -65,6 +65,7 @@ class _Lane:
         free_us: when what runs on it ends.
         head_us: the longest that a launch on it has to wait for what leads to it.
         slack_us: how early it is fed, see :class:`Policy`.
+        most_ahead_us: both; nothing is fed any earlier.
     """
 
     gathers: deque[Move]
@@ -73,6 +74,7 @@ class _Lane:
     free_us: float = 0.0
     head_us: float = 0.0
     slack_us: float = 0.0
+    most_ahead_us: float = 0.0
 
 
 class _Feeder:
@@ -85,6 +87,7 @@ class _Feeder:
             self.lanes[group].head_us = max(self.lanes[group].head_us, ground.head_us[launch])
         for group, lane in self.lanes.items():
             lane.slack_us = policy.slack * ground.mean_us[group]
+            lane.most_ahead_us = lane.head_us + lane.slack_us
         self.latest_us: dict[int, float] = {}
         for gathers in ground.gathers.values():
             self._note_latest_starts(gathers)
@@ -114,8 +117,9 @@ class _Feeder:
             for move in boundary.released:
                 self.lanes[move.group].gradients.append(move)
             for lane in self.lanes.values():
-                if lane.queued or lane.gathers or lane.gradients:
+                if lane.queued and lane.free_us <= self.now_us:
                     self._start_queued(lane)
+                if lane.queued or lane.gathers or lane.gradients:
                     self._feed_lane(lane, boundary, drain=drain)
             for launch in boundary.reads:
                 self._block_until(launch)
@@ -131,7 +135,11 @@ class _Feeder:
             if lane.queued:
                 if lane.free_us <= now_us:
                     return False
-            elif (lane.gathers or lane.gradients) and self._runs_dry(lane, now_us, end_us):
+            elif (
+                (lane.gathers or lane.gradients)
+                and lane.free_us < end_us + lane.most_ahead_us
+                and self._runs_dry(lane, now_us, end_us)
+            ):
                 if lane.gradients and self.held.reduction_fits(lane.gradients[0], boundary):
                     return False
                 gather = lane.gathers[0] if lane.gathers else None

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.program import Role
+from overlap_pass.graph.program import OpNode, Role
 from overlap_pass.schedule.placement import Move, Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.types import Problem
 
-__all__ = ["Boundary", "Ground"]
+__all__ = ["Boundary", "Ground", "Sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,30 @@ class Boundary:
     quiet: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one collective, with the casts that lead to it.
+
+    Attributes:
+        gathered: what a gather in flight holds.
+        waiting: of a reduction that has not been launched: its gradient.
+        made: what launching a reduction adds to that.
+    """
+
+    gathered: int
+    waiting: int
+    made: int
+
+    @classmethod
+    def of(cls, move: Move, ops: Sequence[OpNode]) -> Sizes:
+        op, head = ops[move.launch], [ops[position] for position in move.head]
+        return cls(
+            gathered=op.written_bytes + (op.read_bytes if head else 0),
+            waiting=(head[0] if head else op).read_bytes,
+            made=op.written_bytes + sum(cast.written_bytes for cast in head),
+        )
+
+
 class Ground:
     """One problem without its budget.
 
@@ -53,6 +77,7 @@ class Ground:
         duration_us: of each op, by position.
         traffic_us: launch → its duration beside compute.
         head_us: launch → what leads to it and goes with it.
+        bytes: launch → what it holds.
         gathers: communicator → its parameter gathers by deadline.
         groups: launch → communicator.
         mean_us: communicator → mean duration of its collectives.
@@ -69,6 +94,7 @@ class Ground:
         self.traffic_us: dict[int, float] = {}
         self.head_us: dict[int, float] = {}
         self.groups: dict[int, str] = {}
+        self.bytes = {move.launch: Sizes.of(move, ops) for move in placement.moves}
         self.followers: dict[int, list[Move]] = {}
         for move in placement.moves:
             contention = costs.contention_of(ops[move.launch].name)

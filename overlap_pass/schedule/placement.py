@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from overlap_pass.graph.dag import DepGraph, EdgeKind, build_dag
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Collective, OpKind, OpNode, Program, Role
@@ -233,11 +235,12 @@ def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
     keys = _wished(placement, wishes)
     _pull_before_readers(placement, keys)
     _push_behind_sources(placement, keys)
-    return tuple(sorted(range(len(keys)), key=keys.__getitem__))
+    order: list[int] = np.array(keys, dtype=np.int64).argsort(kind="stable").tolist()
+    return tuple(order)
 
 
 def _packed(key: Key) -> int:
-    """A key as one number in the same order; comparing numbers takes less time than comparing tuples."""
+    """A key as one number of 64 bits in the same order; comparing numbers takes less time than comparing tuples."""
     anchor, rank, tie = key
     return ((anchor << 2 | rank) << _TIE_BITS) + tie
 

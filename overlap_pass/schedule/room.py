@@ -79,10 +79,6 @@ class Room:
                 most_bytes = 0
         return cls(placement.anchors, tuple(live_bytes), ledger.peak_bytes, wishes, order)
 
-    def left_bytes(self, budget_bytes: int | None, first: int, last: int) -> float:
-        """Bytes under the budget at every anchor in ``[first, last)``; infinite without a budget."""
-        return float("inf") if budget_bytes is None else budget_bytes - self.most_live(first, last)
-
     def most_live(self, first: int, last: int) -> int:
         """Bytes live at most at the anchors in ``[first, last)``; 0 where there are none."""
         low, high = self._number[first], self._number[last]

@@ -76,7 +76,7 @@ def _fillers(problem: Problem, before: Sequence[int], launch: int, wanted_us: fl
         if wanted_us <= 0:
             return
         op = problem.program.ops[position]
-        if any(reader in needed for reader in problem.dag.successors[position]):
+        if not needed.isdisjoint(problem.dag.successors[position]):
             needed.add(position)
         elif op.kind is OpKind.COMPUTE and problem.costs.duration_us[op.name] > 0:
             wanted_us -= problem.costs.duration_us[op.name]

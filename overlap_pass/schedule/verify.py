@@ -146,9 +146,15 @@ def _storages(program: Program) -> Iterator[_Pair]:
     Through the writes between them, that holds every write and everything else on their sides of each other.
     """
     written = {storage for op in program.ops for storage in op.writes}
+    if not written:
+        return
     since: dict[int, list[str]] = {storage: [] for storage in written}  # the last write, and what came behind it
+    named = {op.name for op in program.ops if not written.isdisjoint(op.storages)}
     for op in program.ops:
-        for storage in sorted(_uses(program, op) & written) if op.kind is not OpKind.INPUT else ():
+        near = op.writes or op.name in named or op.kind is OpKind.WAIT or not named.isdisjoint(op.inputs)
+        if not near or op.kind is OpKind.INPUT:
+            continue
+        for storage in sorted(_uses(program, op) & written):
             before = since[storage]
             if storage in op.writes:
                 for name in before:

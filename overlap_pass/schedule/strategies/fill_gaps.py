@@ -22,6 +22,8 @@ __all__ = ["FillGaps"]
 
 _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SCHEDULED = 2
+_NEAR = 1.01
+"""Orders of compute that end so much later than the first are not scheduled, by the clock of the pass that makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,10 @@ class FillGaps:
         # Where the most freedom changes nothing, less would not either.
         shares = _AHEAD_SHARES if least.timed != most.timed else _AHEAD_SHARES[:1]
         seen = {orders.as_written}
-        for share in sorted(shares, key=lambda share: filled(share).end_us)[:_SCHEDULED]:
+        ranked = sorted(shares, key=lambda share: filled(share).end_us)[:_SCHEDULED]
+        for share in ranked:
             made = filled(share)
-            if made.timed not in seen:
+            if made.timed not in seen and made.end_us <= filled(ranked[0]).end_us * _NEAR:
                 seen.add(made.timed)
                 how = f"compute moved, up to {share:.0%} of it ahead"
                 yield _Way(orders.problem(made, budget_bytes), made.order, how)

@@ -163,6 +163,8 @@ class _Ladder:
         self._ground, self._free_score = Ground.shared(problem), Score(replace(problem, budget_bytes=None))
         self._step_us = sum(problem.costs.duration_us.values())
         self._made: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
+        self._free_us: dict[_Rung, float] = {}
+        self._best: dict[tuple[float, ...], list[_Rung]] = {}
 
     def free(self, rung: _Rung) -> tuple[int, ...]:
         """The order without a budget."""
@@ -170,7 +172,9 @@ class _Ladder:
 
     def free_us(self, rung: _Rung) -> float:
         """What that scores."""
-        return self._free_score.of(self.free(rung))
+        if rung not in self._free_us:
+            self._free_us[rung] = self._free_score.of(self.free(rung))
+        return self._free_us[rung]
 
     def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
         """The order for a budget."""
@@ -179,13 +183,18 @@ class _Ladder:
             self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
         return self._made[key]
 
-    def best(self, margins: Sequence[float]) -> list[_Rung]:
+    def best(self, margins: tuple[float, ...]) -> list[_Rung]:
         """Those with the shortest distinct orders without a budget, shortest first."""
+        if margins not in self._best:
+            self._best[margins] = self._ranked(margins)[:_KEPT]
+        return self._best[margins]
+
+    def _ranked(self, margins: tuple[float, ...]) -> list[_Rung]:
         distinct: dict[tuple[int, ...], _Rung] = {}
         for rung in itertools.product(margins, _AHEAD_SHARES):
             distinct.setdefault(self.free(rung), rung)
         steps_us = {rung: self._free_score.step_us(order) for order, rung in distinct.items()}
-        return sorted(steps_us, key=lambda rung: steps_us[rung])[:_KEPT]
+        return sorted(steps_us, key=lambda rung: steps_us[rung])
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
         margin, share = rung
