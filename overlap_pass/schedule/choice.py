@@ -193,8 +193,7 @@ class _Bench:
         floors_us = [self._score(variant).floor_us for variant in found]
         for place in sorted(range(len(found)), key=floors_us.__getitem__):
             if len(scores) < _ASKED_VARIANTS or floors_us[place] <= scores[-1][0]:
-                order, _ = LatestStart().before_tail(found[place].problem, quick=True)
-                scores = sorted([*scores, (self._score(found[place]).of(order), place)])[:_ASKED_VARIANTS]
+                scores = sorted([*scores, (LatestStart().promise_us(found[place].problem), place)])[:_ASKED_VARIANTS]
         return [found[place] for _, place in scores]
 
     def _score(self, variant: Variant) -> Score:

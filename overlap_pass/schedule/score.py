@@ -94,6 +94,7 @@ class _Judge:
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
         self._scores: dict[tuple[int, ...], float] = {}
+        self._above_us: dict[tuple[int, ...], float] = {}  # what the score is above, where that was all that was asked
         self._steps_us: dict[tuple[int, ...], float] = {}
 
     def places(self, problem: Problem) -> tuple[int, ...] | None:
@@ -107,10 +108,14 @@ class _Judge:
 
     def score_below_us(self, order: tuple[int, ...], best_us: float) -> float:
         if order not in self._scores:
+            if self._above_us.get(order, -math.inf) >= best_us:
+                return math.inf
             step_us = self.step_us(order, 2 * best_us - self._floors_us[1])
-            limit_us = 2 * best_us - step_us
-            slower_us = math.inf if step_us == math.inf else self._simulator.step_us(order, limit_us, stretch=PESSIMISM)
+            slower_us = math.inf
+            if step_us < math.inf:
+                slower_us = self._simulator.step_us(order, 2 * best_us - step_us, stretch=PESSIMISM)
             if slower_us == math.inf:
+                self._above_us[order] = best_us
                 return math.inf
             self._scores[order] = (step_us + slower_us) / 2
         score_us = self._scores[order]

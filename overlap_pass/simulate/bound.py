@@ -103,15 +103,16 @@ def fixed_compute(program: Program) -> tuple[str, ...]:
     return; activation collectives take nothing with them.
     """
     ops, index = program.ops, program.index
+    moving = [position for position, op in enumerate(ops) if op.moves_data]
+    shards = {position for position, op in enumerate(ops) if _waits_for_shard(program, op)}
     tails: set[int] = set()
-    for position, op in enumerate(ops):
-        if op.moves_data:
-            computed = [source for name in op.inputs if ops[source := index[name]].kind is not OpKind.INPUT]
-            if computed and all(s in tails or _waits_for_shard(program, ops[s]) for s in computed):
-                tails.add(position)
-    heads: set[int] = set()
-    for position in range(len(ops) - 1, -1, -1):
-        if ops[position].moves_data and all(r in heads or _launch_moves(ops[r]) for r in program.readers[position]):
+    for position in moving:
+        computed = [source for name in ops[position].inputs if ops[source := index[name]].kind is not OpKind.INPUT]
+        if computed and all(source in tails or source in shards for source in computed):
+            tails.add(position)
+    heads = {position for position, op in enumerate(ops) if _launch_moves(op)}
+    for position in reversed(moving):
+        if heads.issuperset(program.readers[position]):
             heads.add(position)
     return tuple(
         op.name for position, op in enumerate(ops)

@@ -68,6 +68,14 @@ class LatestStart:
         ended = hide_tail(problem, order, Score(problem))
         return ended, how if ended == order else f"{how}, compute put off behind the last launch"
 
+    def promise_us(self, problem: Problem) -> float:
+        """What the best of its first orders scores without a budget."""
+        ladder = problem.once(_Ladder)
+        return min(ladder.free_us(rung) for rung in self._first())
+
+    def _first(self) -> list[_Rung]:
+        return [*((self.margin or margin, share) for margin, share in _FIRST), _EARLY]
+
     def before_tail(self, problem: Problem, *, quick: bool = False) -> tuple[tuple[int, ...], str]:
         """The same without compute put off behind the last launch.
 
@@ -75,8 +83,7 @@ class LatestStart:
             quick: without eager FSDP's policies and the ladder.
         """
         search = _Search(problem)
-        first = [(self.margin or margin, share) for margin, share in _FIRST]
-        search.follow([*first, _EARLY])
+        search.follow(self._first())
         if not quick and not search.done:
             for policy, order in problem.once(_eager_orders):
                 search.offer(order, policy)
