@@ -15,8 +15,8 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
                  smallest   made for these   not asked               what the strategy takes without a bound
 
 Rungs are asked from the least on, until an order is within 0.1 % of the bound or of that without a budget, or until ``_PATIENCE`` rungs in a row gained
-less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up. Where that
-stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
+less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up, or by ``_BEHIND`` at both ends of the ladder.
+Where that stops depends on those ends and the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
 quick orders are asked for.
 """
 
@@ -48,6 +48,7 @@ _WORTH = 1e-5
 """A rung less than this share of the smallest memory above it is passed over."""
 _PATIENCE = 2
 _HOPELESS = 0.02
+_BEHIND = 0.01
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,11 @@ class _Climb:
             self.idle = 0 if option.score_us < self.best_us * (1 - CLOSE) else self.idle + 1
             self.best_us = min(self.best_us, option.score_us)
 
+    def ahead_of(self, other: _Climb) -> bool:
+        """Whether it is clearly better both with the least memory and without a bound."""
+        far = 1 + _BEHIND
+        return self.best_us * far <= other.best_us and self.free_us * far <= other.free_us
+
     @property
     def done(self) -> bool:
         near_free = self.best_us <= self.free_us * (1 + CLOSE)
@@ -158,6 +164,7 @@ class _Bench:
         found = self._step(climbs, smallest_bytes) if budget_bytes is None or smallest_bytes <= budget_bytes else []
         climbs = [climb for climb in climbs if not climb.done]
         free = [option for option in map(self._free_option, climbs) if option is not None]
+        climbs = [climb for climb in climbs if not any(other.ahead_of(climb) for other in climbs)]
         range_bytes = max((option.peak_bytes - smallest_bytes for option in free), default=0)
         for share in _RUNGS if range_bytes > 0 else ():
             rung_bytes = smallest_bytes + int(share * range_bytes)

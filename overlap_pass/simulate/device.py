@@ -20,13 +20,14 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class _Lane:
-    """A communicator: its queue, how far it is, its current slow-down, and what it has not started yet."""
+    """A communicator: its queue, how far it is, its current slow-down, when what runs ends, and what has not started yet."""
 
     items: list[Item]
     by_copy: bool
     left_us: float
     head: int = 0
     running: Item | None = None
+    end_us: float = math.inf
     factor: float = 1.0
     freed_us: float = -math.inf
 
@@ -60,7 +61,7 @@ class Device:
         self._runs = False  # whether its first unfinished entry does, until when, at which slow-down
         self._end_us = self._blocked_since = math.inf
         self._compute_factor = 1.0
-        self._active: list[_Lane] = []
+        self._flying = 0  # collectives that run
         self.starts_us, self.ends_us = [math.inf] * self._count, [math.inf] * self._count
         self.now = 0.0
         self.compute_us = self.communication_us = self.exposed_us = 0.0
@@ -70,18 +71,20 @@ class Device:
         limit_us *= 1.0 + _ROUNDING
         left_us = [*itertools.accumulate(reversed(self._lengths_us), initial=0.0)] if limit_us < math.inf else []
         while True:
-            wake_us = self._start_compute()
+            wake_us = math.inf if self._runs else self._start_compute()
             late_us, gate = self._start_collectives()
             if self._contended:
                 self._set_factors()
-            wake_us = min(wake_us, late_us, self._next_communication_end())
-            if self._runs:
+            wake_us = late_us if late_us < wake_us else wake_us
+            for lane in self._lanes:
+                if lane.end_us < wake_us:
+                    wake_us = lane.end_us
+            if self._end_us < wake_us:
                 self._run_on(wake_us, gate)
                 wake_us = min(wake_us, self._end_us)
             if wake_us == math.inf:
                 return
-            self._account(wake_us - self.now)
-            self.now = wake_us
+            self._pass_time(wake_us)
             self._finish()
             if left_us and self._least_us(left_us) > limit_us:
                 self.now = math.inf
@@ -136,10 +139,11 @@ class Device:
             if self._between_kernels and not lane.by_copy and self._crowded_out(item, lane):
                 gate = 0
                 continue
-            item.start_us, item.end_us = self.now, self.now + item.length_us * lane.factor
+            item.start_us = self.now
+            item.end_us = lane.end_us = self.now + item.length_us * lane.factor
             lane.running = item
             lane.left_us -= item.length_us
-            self._active.append(lane)
+            self._flying += 1
         return wake_us, gate
 
     def _crowded_out(self, item: Item, lane: _Lane) -> bool:
@@ -156,7 +160,7 @@ class Device:
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""
         now, factor = self.now, 1.0
-        for lane in self._active:
+        for lane in self._lanes:
             item = lane.running
             if item is not None and item.contention.compute_beside_communication > factor:
                 factor = item.contention.compute_beside_communication
@@ -164,7 +168,7 @@ class Device:
             if self._runs:
                 self._end_us = now + (self._end_us - now) * (factor / self._compute_factor)
             self._compute_factor = factor
-        for lane in self._active:
+        for lane in self._lanes:
             item = lane.running
             if item is None:
                 continue
@@ -172,18 +176,18 @@ class Device:
             if self._runs:
                 factor *= item.contention.communication_beside_compute
             if factor != lane.factor:
-                item.end_us = now + (item.end_us - now) * (factor / lane.factor)
+                item.end_us = lane.end_us = now + (item.end_us - now) * (factor / lane.factor)
                 lane.factor = factor
 
     def _beside(self, item: Item) -> int:
         """How many other collectives use its wire now."""
-        return sum(lane.running is not None and lane.running.wire == item.wire for lane in self._active) - 1
+        return sum(lane.running is not None and lane.running.wire == item.wire for lane in self._lanes) - 1
 
     def _run_on(self, until_us: float, gate: float) -> None:
         """Compute that meets nothing new: one op after the other, before anything starts or ends on another lane."""
         first, end_us = self._finished, self._end_us
         last = min(gate, self._stops[self._stop], first + _AT_ONCE) - 1
-        if first >= last or end_us >= until_us:
+        if first >= last:
             return
         lengths_us, factor = self._lengths_us[first + 1 : int(last) + 1], self._compute_factor
         if factor != 1.0:
@@ -198,34 +202,30 @@ class Device:
         now_us = ends_us[ran - 1]
         self.starts_us[first + 1 : first + ran + 1] = self.ends_us[first : first + ran] = ends_us[:ran]
         self.compute_us += now_us - self.now
-        if self._active:
+        if self._flying:
             self.communication_us += now_us - self.now
         self._finished, self._end_us, self.now = first + ran, ends_us[ran], now_us
 
-    def _next_communication_end(self) -> float:
-        end_us = math.inf
-        for lane in self._active:
-            if lane.running is not None and lane.running.end_us < end_us:
-                end_us = lane.running.end_us
-        return end_us
-
-    def _account(self, passed_us: float) -> None:
-        if self._active:
+    def _pass_time(self, until_us: float) -> None:
+        passed_us = until_us - self.now
+        if self._flying:
             self.communication_us += passed_us
         if self._runs:
             self.compute_us += passed_us
-        elif self._active:
+        elif self._flying:
             self.exposed_us += passed_us
+        self.now = until_us
 
     def _finish(self) -> None:
-        if self._runs and self._end_us <= self.now:
+        """End what ends now."""
+        now = self.now
+        if self._end_us <= now:
             self.ends_us[self._finished] = self._end_us
             self._runs = False
             self._end_us = math.inf
             self._finished += 1
-        for lane in tuple(self._active):
-            if lane.running is not None and lane.running.end_us <= self.now:
-                lane.running = None
-                lane.freed_us = self.now
+        for lane in self._lanes:
+            if lane.end_us <= now:
+                lane.running, lane.end_us, lane.freed_us = None, math.inf, now
                 lane.head += 1
-                self._active.remove(lane)
+                self._flying -= 1
