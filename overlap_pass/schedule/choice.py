@@ -14,10 +14,11 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
     rungs            ├──┬──┬─────┬───────────┬───────────────────────┤
                  smallest   made for these   not asked               what the strategy takes without a bound
 
-Rungs are asked from the least on, until an order is within 0.1 % of the bound or of that without a budget, or until ``_PATIENCE`` rungs in a row gained
-less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up, or by ``_BEHIND`` at both ends of the ladder.
-Where that stops depends on those ends and the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
-quick orders are asked for.
+Rungs are asked from the least on, until an order is within 0.1 % of the bound or of that without a budget, or until
+``_PATIENCE`` rungs in a row gained less than that: more memory would buy next to nothing. A variant that falls behind
+another by ``_HOPELESS``, or by ``_BEHIND`` at both ends of the ladder, is given up. Where that stops depends on those ends
+and the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best quick orders are
+asked for.
 """
 
 from __future__ import annotations
@@ -111,12 +112,12 @@ class _Climb:
     """One variant on the ladder; ``done`` once more memory buys next to nothing.
 
     Attributes:
-        free_us: score of the order that is made without a budget.
+        free_us: score of the order that is made without a budget; infinite until there is one.
     """
 
     variant: Variant
     score: Score
-    free_us: float = 0.0
+    free_us: float = math.inf
     best_us: float = math.inf
     idle: int = 0
 
@@ -133,7 +134,7 @@ class _Climb:
 
     @property
     def done(self) -> bool:
-        near_free = self.best_us <= self.free_us * (1 + CLOSE)
+        near_free = self.free_us < math.inf and self.best_us <= self.free_us * (1 + CLOSE)
         return near_free or self.score.is_close(self.best_us) or self.idle == _PATIENCE
 
 
@@ -180,7 +181,7 @@ class _Bench:
 
     def _free_option(self, climb: _Climb) -> _Option | None:
         option = self.option(climb.variant, None)
-        climb.free_us = 0.0 if option is None else option.score_us
+        climb.free_us = math.inf if option is None else option.score_us
         return option
 
     def _step(self, climbs: Sequence[_Climb], rung_bytes: int) -> list[_Option]:

@@ -39,12 +39,12 @@ class LatestStart:
     """Least memory for the same hidden time.
 
     Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), those of eager FSDP, then a short
-    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
-    keeps the budget the winner is chosen by
+    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the
+    orders whose exact peak keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
-    3. place on the ladder.
+    3. what was tried first.
 
     Options:
         margin: how many times its duration a gather is given before its first reader; 0 tries several.
