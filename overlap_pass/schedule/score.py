@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
@@ -75,9 +75,10 @@ class Score:
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of positions."""
         key = tuple(order)
-        if key not in self._peaks_bytes:
-            self._peaks_bytes[key] = self._lifetimes.peak_bytes(key)
-        return self._peaks_bytes[key]
+        known = self._peaks_bytes.get(key)
+        if known is None:
+            known = self._peaks_bytes[key] = self._lifetimes.peak_bytes(key)
+        return known
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
@@ -88,14 +89,21 @@ def _no_peaks(_: Problem) -> dict[tuple[int, ...], int]:
     return {}
 
 
+@dataclass(slots=True)
+class _Known:
+    """What has been found out about an order: its step and its score, infinite until then, and what the score is above."""
+
+    step_us: float = math.inf
+    score_us: float = math.inf
+    above_us: float = -math.inf
+
+
 class _Judge:
     """One program under two prices, in whatever order its ops are written."""
 
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
-        self._scores: dict[tuple[int, ...], float] = {}
-        self._above_us: dict[tuple[int, ...], float] = {}  # what the score is above, where that was all that was asked
-        self._steps_us: dict[tuple[int, ...], float] = {}
+        self._known: dict[tuple[int, ...], _Known] = {}
 
     def places(self, problem: Problem) -> tuple[int, ...] | None:
         """The positions here of the ops of a problem whose program is written in another order; ``None`` for the same."""
@@ -107,28 +115,29 @@ class _Judge:
         return self.score_below_us(order, math.inf)
 
     def score_below_us(self, order: tuple[int, ...], best_us: float) -> float:
-        if order not in self._scores:
-            if self._above_us.get(order, -math.inf) >= best_us:
-                return math.inf
-            step_us = self.step_us(order, 2 * best_us - self._floors_us[1])
-            slower_us = math.inf
+        known = self._known_of(order)
+        if known.score_us == math.inf and known.above_us < best_us:
+            step_us = self._step_us(order, known, 2 * best_us - self._floors_us[1])
+            limit_us = 2 * best_us - step_us
             if step_us < math.inf:
-                slower_us = self._simulator.step_us(order, 2 * best_us - step_us, stretch=PESSIMISM)
-            if slower_us == math.inf:
-                self._above_us[order] = best_us
-                return math.inf
-            self._scores[order] = (step_us + slower_us) / 2
-        score_us = self._scores[order]
-        return score_us if score_us <= best_us else math.inf
+                known.score_us = (step_us + self._simulator.step_us(order, limit_us, stretch=PESSIMISM)) / 2
+            if known.score_us == math.inf:
+                known.above_us = best_us
+        return known.score_us if known.score_us <= best_us else math.inf
 
-    def step_us(self, order: tuple[int, ...], limit_us: float = math.inf) -> float:
-        if order not in self._steps_us:
-            step_us = self._simulator.step_us(order, limit_us)
-            if step_us == math.inf:
-                return step_us
-            self._steps_us[order] = step_us
-        step_us = self._steps_us[order]
-        return step_us if step_us <= limit_us else math.inf
+    def step_us(self, order: tuple[int, ...]) -> float:
+        return self._step_us(order, self._known_of(order), math.inf)
+
+    def _step_us(self, order: tuple[int, ...], known: _Known, limit_us: float) -> float:
+        if known.step_us == math.inf:
+            known.step_us = self._simulator.step_us(order, limit_us)
+        return known.step_us if known.step_us <= limit_us else math.inf
+
+    def _known_of(self, order: tuple[int, ...]) -> _Known:
+        known = self._known.get(order)
+        if known is None:
+            known = self._known[order] = _Known()
+        return known
 
     def blocked_us(self, order: tuple[int, ...]) -> Mapping[str, float]:
         return self._simulator.blocked_us(order)
