@@ -17,7 +17,7 @@ from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
-from overlap_pass.simulate.bound import bound_by, fixed_compute
+from overlap_pass.simulate.bound import fixed_compute, step_bound_us
 from overlap_pass.simulate.engine import Simulator
 from overlap_pass.simulate.loads import busiest_lane_us
 from overlap_pass.simulate.precedence import Precedence
@@ -159,9 +159,9 @@ class _Judge:
         moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
         fixed = () if moves_compute else fixed_compute(program)
         facts = Precedence(self._dag, self._costs, fixed)
-        expected = bound_by(facts, program, self._costs)
-        slower = bound_by(facts.at(self._slower_costs), program, self._slower_costs)
-        return (expected.step_us + slower.step_us) / 2
+        expected_us = step_bound_us(facts, program, self._costs)
+        slower_us = step_bound_us(facts.at(self._slower_costs), program, self._slower_costs)
+        return (expected_us + slower_us) / 2
 
     @cached_property
     def _simulator(self) -> Simulator:

@@ -42,7 +42,7 @@ from overlap_pass.simulate.loads import lane_loads
 from overlap_pass.simulate.precedence import Precedence
 from overlap_pass.simulate.windows import head_and_tail_us
 
-__all__ = ["CPU_LANE", "Bound", "bound_by", "fixed_compute", "lower_bound"]
+__all__ = ["CPU_LANE", "Bound", "bound_by", "fixed_compute", "lower_bound", "step_bound_us"]
 
 CPU_LANE = "CPU lane"
 
@@ -81,6 +81,19 @@ def lower_bound(dag: DepGraph, costs: CostTable, *, fixed: Collection[str] | Non
 
 def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
     """:func:`lower_bound` from facts that are known already, for several prices of one graph."""
+    values = _values(facts, program, costs)
+    values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
+    by = max(values, key=lambda name: (values[name], name != "head and tail"))  # what is simpler, where that says as much
+    return Bound(values[by], by, values)
+
+
+def step_bound_us(facts: Precedence, program: Program, costs: CostTable) -> float:
+    """The bound alone, in less time: head and tail go along all chains, too."""
+    return max(_values(facts, program, costs).values())
+
+
+def _values(facts: Precedence, program: Program, costs: CostTable) -> dict[str, float]:
+    """What each argument but the chains gives."""
     lanes = lane_loads(program, costs)
     # Kernels of launches and waits run somewhere on the compute lane; where, only the whole step need not ask.
     compute_us = facts.compute_us + sum(costs.kernel_us.values())
@@ -89,11 +102,9 @@ def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
         gain_us = sum(job.gain_us for job in lane.jobs)
         name = "compute lane" if compute_us >= lane.total_us else lane.name
         values[name] = max(values.get(name, 0.0), lane.span_us(compute_us, lane.total_us, gain_us))
-    values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
     factors = (costs.contention_of(op.name).compute_beside_communication for op in program.launches)
     values["head and tail"] = head_and_tail_us(facts, lanes, slowest=max(factors, default=1.0))
-    by = max(values, key=lambda name: values[name])
-    return Bound(values[by], by, values)
+    return values
 
 
 def fixed_compute(program: Program) -> tuple[str, ...]:
