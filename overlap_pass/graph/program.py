@@ -232,10 +232,13 @@ class Program:
 
     def touched(self, op: OpNode) -> set[int]:
         """Storages that an op names, reads or writes; a wait stands for the end of its collective's reads, too."""
-        sources = list(op.inputs)
+        ops, index, found = self.ops, self.index, {*op.storages, *op.writes}
+        for name in op.inputs:
+            found.update(ops[index[name]].storages)
         if op.kind is OpKind.WAIT and op.launch is not None:
-            sources += self.op(op.launch).inputs
-        return {*op.storages, *op.writes}.union(*(self.op(name).storages for name in sources))
+            for name in self.op(op.launch).inputs:
+                found.update(ops[index[name]].storages)
+        return found
 
     @cached_property
     def digest(self) -> str:

@@ -14,10 +14,11 @@ What a larger budget adds comes last in 2, so it can only shorten the step.
     rungs            ├──┬──┬─────┬───────────┬───────────────────────┤
                  smallest   made for these   not asked               what the strategy takes without a bound
 
-Rungs are asked from the least on, until an order is within 0.1 % of the bound, or until ``_PATIENCE`` rungs in a row gained
-less than that: more memory would buy next to nothing. A variant that falls behind another by ``_HOPELESS`` is given up. Where that
-stops depends on the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best
-quick orders are asked for.
+Rungs are asked from the least on, until an order is within 0.1 % of the bound or of that without a budget, or until
+``_PATIENCE`` rungs in a row gained less than that: more memory would buy next to nothing. A variant that falls behind
+another by ``_HOPELESS``, or by ``_BEHIND`` at both ends of the ladder, is given up. Where that stops depends on those ends
+and the rungs below alone. Of the variants of the program (``schedule.variants``) those with the best quick orders are
+asked for.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ _log = logging.getLogger("overlap_pass")
 
 _RUNGS = (0.00390625, 0.03125, 0.0625, 0.125, 0.25, 0.5)
 _ASKED_VARIANTS = 2
-_QUICK = LatestStart(margin=1.5)
+_WORTH = 1e-5
+"""A rung less than this share of the smallest memory above it is passed over."""
 _PATIENCE = 2
 _HOPELESS = 0.02
+_BEHIND = 0.01
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,15 @@ def _best(options: Sequence[_Option]) -> _Option:
 
 @dataclass(slots=True)
 class _Climb:
-    """One variant on the ladder; ``done`` once more memory buys next to nothing."""
+    """One variant on the ladder; ``done`` once more memory buys next to nothing.
+
+    Attributes:
+        free_us: score of the order that is made without a budget; infinite until there is one.
+    """
 
     variant: Variant
     score: Score
+    free_us: float = math.inf
     best_us: float = math.inf
     idle: int = 0
 
@@ -119,9 +127,15 @@ class _Climb:
             self.idle = 0 if option.score_us < self.best_us * (1 - CLOSE) else self.idle + 1
             self.best_us = min(self.best_us, option.score_us)
 
+    def ahead_of(self, other: _Climb) -> bool:
+        """Whether it is clearly better both with the least memory and without a bound."""
+        far = 1 + _BEHIND
+        return self.best_us * far <= other.best_us and self.free_us * far <= other.free_us
+
     @property
     def done(self) -> bool:
-        return self.score.is_close(self.best_us) or self.idle == _PATIENCE
+        near_free = self.free_us < math.inf and self.best_us <= self.free_us * (1 + CLOSE)
+        return near_free or self.score.is_close(self.best_us) or self.idle == _PATIENCE
 
 
 class _Bench:
@@ -150,10 +164,13 @@ class _Bench:
         climbs = [_Climb(variant, self._score(variant)) for variant in variants]
         found = self._step(climbs, smallest_bytes) if budget_bytes is None or smallest_bytes <= budget_bytes else []
         climbs = [climb for climb in climbs if not climb.done]
-        free = [option for option in (self.option(climb.variant, None) for climb in climbs) if option is not None]
+        free = [option for option in map(self._free_option, climbs) if option is not None]
+        climbs = [climb for climb in climbs if not any(other.ahead_of(climb) for other in climbs)]
         range_bytes = max((option.peak_bytes - smallest_bytes for option in free), default=0)
         for share in _RUNGS if range_bytes > 0 else ():
             rung_bytes = smallest_bytes + int(share * range_bytes)
+            if rung_bytes < smallest_bytes * (1 + _WORTH):
+                continue
             if budget_bytes is not None and rung_bytes > budget_bytes:
                 break
             climbs = [climb for climb in climbs if not climb.done]
@@ -161,6 +178,11 @@ class _Bench:
             best_us = min((climb.best_us for climb in climbs), default=math.inf)
             climbs = [climb for climb in climbs if climb.best_us <= best_us * (1 + _HOPELESS)]
         return [*found, *free]
+
+    def _free_option(self, climb: _Climb) -> _Option | None:
+        option = self.option(climb.variant, None)
+        climb.free_us = math.inf if option is None else option.score_us
+        return option
 
     def _step(self, climbs: Sequence[_Climb], rung_bytes: int) -> list[_Option]:
         """One budget for all that still climb."""
@@ -172,11 +194,15 @@ class _Bench:
         return found
 
     def promising(self, found: Sequence[Variant]) -> list[Variant]:
-        """Those with the best quick orders without a bound."""
+        """Those with the best quick orders without a bound; without a look at what a lane alone keeps from being among them."""
         if len(found) <= _ASKED_VARIANTS:
             return list(found)
-        scores = [(self._rated(v, _QUICK.schedule(v.problem)).score_us, place) for place, v in enumerate(found)]
-        return [found[place] for _, place in sorted(scores)[:_ASKED_VARIANTS]]
+        scores: list[tuple[float, int]] = []
+        floors_us = [self._score(variant).floor_us for variant in found]
+        for place in sorted(range(len(found)), key=floors_us.__getitem__):
+            if len(scores) < _ASKED_VARIANTS or floors_us[place] <= scores[-1][0]:
+                scores = sorted([*scores, (LatestStart().promise_us(found[place].problem), place)])[:_ASKED_VARIANTS]
+        return [found[place] for _, place in scores]
 
     def _score(self, variant: Variant) -> Score:
         return self._scores.setdefault(id(variant), Score(variant.problem))

@@ -143,7 +143,7 @@ def coalesce(program: Program, groups: Sequence[Group]) -> Program:
         keys[group.launch] = at
         ops.append(_joined(group, members))
     owners = {member: group.launch for member, group in replaced.items()}
-    storages = tuple(replace(s, owner=owners.get(s.owner, s.owner)) for s in program.storages)
+    storages = tuple(replace(s, owner=owners[s.owner]) if s.owner in owners else s for s in program.storages)
     return replace(program, ops=_sorted(ops, keys), storages=storages)
 
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, Role
@@ -49,11 +51,13 @@ class Filled:
 
     Attributes:
         order: by position.
+        timed: of these, the ops that keep their places among each other and take time.
         end_us: when its compute would end if gathers and reductions cost nothing.
         most_bytes: the most that was alive when the limit of memory was asked for; under no smaller one would it differ.
     """
 
     order: tuple[int, ...]
+    timed: tuple[int, ...]
     end_us: float
     most_bytes: int
 
@@ -66,10 +70,19 @@ class ComputeOrders:
         self._filled: dict[Filling, Filled] = {}
         self._reordered: dict[tuple[int, ...], Problem] = {}
 
-    @property
+    @cached_property
     def compute_us(self) -> float:
         """All compute that keeps its place."""
         return sum(self._facts.duration[position] for position in self._facts.placement.anchors)
+
+    @cached_property
+    def as_written(self) -> tuple[int, ...]:
+        """See :attr:`Filled.timed`."""
+        return self._timed(range(len(self._facts.ops)))
+
+    def _timed(self, order: Sequence[int]) -> tuple[int, ...]:
+        facts = self._facts
+        return tuple([p for p in order if facts.duration[p] > 0 and p not in facts.placement.free])
 
     def filled(self, filling: Filling) -> Filled:
         """The order that comes of a filling."""
@@ -88,7 +101,7 @@ class ComputeOrders:
         if filling not in self._filled:
             made = _Refill(self._facts, filling)
             order = tuple(made.run())
-            self._filled[filling] = Filled(order, made.now_us, made.most_bytes)
+            self._filled[filling] = Filled(order, self._timed(order), made.now_us, made.most_bytes)
         return self._filled[filling]
 
 
@@ -98,7 +111,9 @@ class _Facts:
     Attributes:
         critical: by position, whether it leads to an activation collective.
         on_demand: by position, whether it runs when its first reader does: gathers with their casts, waits and views.
-        missing: by position, how many sources must have run first.
+        keeps_place: by position, whether it is critical and not on demand.
+        fills: by position, whether it is compute that takes time.
+        missing: by position, how many sources must have run first; never 0 for what runs on demand.
         work_us: by position, all that stands before it as written.
     """
 
@@ -108,7 +123,13 @@ class _Facts:
         self.duration = [problem.costs.duration_us[op.name] for op in self.ops]
         self.before, self.behind = placement.dag.predecessors, placement.dag.successors
         self.critical, self.on_demand = self._leads_to_activations(), self._on_demand()
-        self.missing = [sum(not self.on_demand[s] for s in found) for found in self.before]
+        on_demand = self.on_demand
+        self.keeps_place = [critical and not late for critical, late in zip(self.critical, on_demand, strict=True)]
+        self.fills = [op.kind is OpKind.COMPUTE and us > 0 for op, us in zip(self.ops, self.duration, strict=True)]
+        self.missing = [
+            len(self.ops) if late else sum([not on_demand[s] for s in found])
+            for late, found in zip(on_demand, self.before, strict=True)
+        ]
         self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
 
     def _leads_to_activations(self) -> list[bool]:
@@ -135,6 +156,7 @@ class _Refill:
         self.filling, self.ops, self.duration = filling, facts.ops, facts.duration
         self.before, self.behind = facts.before, facts.behind
         self.critical, self.on_demand = facts.critical, facts.on_demand
+        self.keeps_place, self.fills = facts.keeps_place, facts.fills
         self.work_us, self.missing = facts.work_us, list(facts.missing)
         self.front = 0  # the first critical op that has not run
         self.ledger = Ledger(once(facts.placement.program, Lifetimes))
@@ -152,7 +174,7 @@ class _Refill:
     def run(self) -> list[int]:
         last = len(self.ops) - 1
         self.missing[last] = len(self.ops)  # the output waits for everything
-        initial = [p for p, count in enumerate(self.missing) if not count and not self.on_demand[p]]
+        initial = [p for p, count in enumerate(self.missing) if not count]
         for position in initial:
             if self.ops[position].kind is OpKind.INPUT:
                 self._emit(position)
@@ -182,15 +204,9 @@ class _Refill:
     def _front(self) -> int:
         """The first critical op, as written, that has not run."""
         last = len(self.ops) - 1
-        while self.front < last and (self.emitted[self.front] or not self._keeps_place(self.front)):
+        while self.front < last and (self.emitted[self.front] or not self.keeps_place[self.front]):
             self.front += 1
         return self.front
-
-    def _keeps_place(self, position: int) -> bool:
-        return self.critical[position] and not self.on_demand[position]
-
-    def _fills(self, position: int) -> bool:
-        return self.ops[position].kind is OpKind.COMPUTE and self.duration[position] > 0
 
     def _near(self, position: int) -> bool:
         return self.work_us[position] - self.work_us[self.front] <= self.filling.ahead_us
@@ -202,14 +218,14 @@ class _Refill:
         return heavy or self.piled_us > self.filling.limit_us
 
     def _ready(self, position: int) -> None:
-        exists_us = max((self.exists_us[s] for s in self.before[position]), default=0.0)
+        exists_us = max([self.exists_us[s] for s in self.before[position]], default=0.0)
         if exists_us > self.now_us:
             heapq.heappush(self.later, (exists_us, position))
         else:
             self._queue(position)
 
     def _queue(self, position: int) -> None:
-        if self.critical[position] or not self._fills(position):
+        if self.critical[position] or not self.fills[position]:
             heapq.heappush(self.chain, position)
         else:
             self.piled_us += self.duration[position]
@@ -217,7 +233,8 @@ class _Refill:
 
     def _run(self, position: int) -> None:
         for source in self.before[position]:
-            self._demand(source)
+            if not self.emitted[source]:
+                self._demand(source)
         op = self.ops[position]
         if op.collective is not None:
             group = op.collective.group
@@ -228,7 +245,7 @@ class _Refill:
             self.now_us += self.duration[position]
             self.exists_us[position] = self.now_us
         else:
-            self.exists_us[position] = max((self.exists_us[s] for s in self.before[position]), default=0.0)
+            self.exists_us[position] = max([self.exists_us[s] for s in self.before[position]], default=0.0)
         self._emit(position)
 
     def _demand(self, position: int) -> None:
@@ -250,7 +267,8 @@ class _Refill:
         self.emitted[position] = True
         if self.on_demand[position]:
             return
+        missing = self.missing
         for successor in self.behind[position]:
-            self.missing[successor] -= 1
-            if not self.missing[successor] and not self.on_demand[successor]:
+            missing[successor] -= 1
+            if not missing[successor]:
                 self._ready(successor)

@@ -68,7 +68,7 @@ class _Stock:
         low, high = self._index(first), self._index(last)
         if self._left is None or low >= high:
             return self._anchors[min(low, high) if self._left is None else high]
-        full = np.flatnonzero(self._left[low:high] < size_bytes)
+        full = (self._left[low:high] < size_bytes).nonzero()[0]
         at = low + (int(full[-1]) + 1 if len(full) else 0)
         self._left[at:high] -= size_bytes
         return self._anchors[at]
@@ -78,7 +78,7 @@ class _Stock:
         at, end = self._index(first), len(self._anchors) - 1
         if self._left is None:
             return self._anchors[end]
-        full = np.flatnonzero(self._left[at:end] < size_bytes)
+        full = (self._left[at:end] < size_bytes).nonzero()[0]
         until = at + int(full[0]) if len(full) else end
         self._left[at:until] -= size_bytes
         return self._anchors[until]

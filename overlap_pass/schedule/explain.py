@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from overlap_pass.graph.program import Role
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.types import Action, Decision
@@ -20,9 +22,8 @@ def explain(placement: Placement, order: tuple[int, ...], why: str) -> tuple[Dec
     ``moved_over`` counts the ops that do compute between the old and the new place.
     """
     program = placement.program
-    anchors = set(placement.anchors)
-    before = _anchors_before(range(len(program.ops)), anchors)
-    after = _anchors_before(order, anchors)
+    before = _anchors_before(placement, range(len(program.ops)))
+    after = _anchors_before(placement, order)
     decisions = []
     for move in placement.moves:
         watched = (move.launch,) if move.role is Role.PARAMETER else (move.launch, *move.waits)
@@ -49,10 +50,11 @@ def _reason(placement: Placement, position: int, shift: int, why: str) -> str:
     return f"{what + ': ' if what else ''}{moved}; {why}"
 
 
-def _anchors_before(order: range | tuple[int, ...], anchors: set[int]) -> dict[int, int]:
-    """Position → number of anchors that run before it in ``order``."""
-    found, seen = {}, 0
-    for position in order:
-        found[position] = seen
-        seen += position in anchors
-    return found
+def _anchors_before(placement: Placement, order: range | tuple[int, ...]) -> list[int]:
+    """By position, the number of anchors that run before it in ``order``."""
+    anchors, at = np.zeros(len(order), dtype=np.int64), np.array(order, dtype=np.int64)
+    anchors[list(placement.anchors)] = 1
+    found = np.empty_like(anchors)
+    found[at] = anchors[at].cumsum() - anchors[at]
+    counts: list[int] = found.tolist()
+    return counts

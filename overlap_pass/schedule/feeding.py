@@ -65,6 +65,7 @@ class _Lane:
         free_us: when what runs on it ends.
         head_us: the longest that a launch on it has to wait for what leads to it.
         slack_us: how early it is fed, see :class:`Policy`.
+        most_ahead_us: both; nothing is fed any earlier.
     """
 
     gathers: deque[Move]
@@ -73,6 +74,7 @@ class _Lane:
     free_us: float = 0.0
     head_us: float = 0.0
     slack_us: float = 0.0
+    most_ahead_us: float = 0.0
 
 
 class _Feeder:
@@ -85,10 +87,11 @@ class _Feeder:
             self.lanes[group].head_us = max(self.lanes[group].head_us, ground.head_us[launch])
         for group, lane in self.lanes.items():
             lane.slack_us = policy.slack * ground.mean_us[group]
+            lane.most_ahead_us = lane.head_us + lane.slack_us
         self.latest_us: dict[int, float] = {}
         for gathers in ground.gathers.values():
             self._note_latest_starts(gathers)
-        self.now_us = 0.0
+        self.now_us = self.busy_until_us = 0.0
         self.ends_us: dict[int, float] = {}
         self.flying: deque[Move] = deque()  # gradients launched and not waited for
         self.wishes: dict[int, Key] = {}
@@ -114,8 +117,10 @@ class _Feeder:
             for move in boundary.released:
                 self.lanes[move.group].gradients.append(move)
             for lane in self.lanes.values():
-                self._start_queued(lane)
-                self._feed_lane(lane, boundary, drain=drain)
+                if lane.queued and lane.free_us <= self.now_us:
+                    self._start_queued(lane)
+                if lane.queued or lane.gathers or lane.gradients:
+                    self._feed_lane(lane, boundary, drain=drain)
             for launch in boundary.reads:
                 self._block_until(launch)
             self._wait_for_gradients(boundary, drain=drain)
@@ -128,11 +133,18 @@ class _Feeder:
         end_us = now_us + boundary.runs_us
         for lane in self.lanes.values():
             if lane.queued:
-                return False
-            if lane.free_us >= end_us + lane.head_us + lane.slack_us:
-                continue
-            if lane.gradients or (lane.gathers and self._wanted(lane.gathers[0], boundary, now_us, end_us)):
-                return False
+                if lane.free_us <= now_us:
+                    return False
+            elif (
+                (lane.gathers or lane.gradients)
+                and lane.free_us < end_us + lane.most_ahead_us
+                and self._runs_dry(lane, now_us, end_us)
+            ):
+                if lane.gradients and self.held.reduction_fits(lane.gradients[0], boundary):
+                    return False
+                gather = lane.gathers[0] if lane.gathers else None
+                if gather and self._wanted(gather, boundary, now_us, end_us) and self._fits(gather, boundary):
+                    return False
         over = self.flying and self.ends_us.get(self.flying[0].launch, inf) <= now_us
         return not over and not self.held.too_much(boundary)
 
@@ -148,10 +160,13 @@ class _Feeder:
     def _feed_lane(self, lane: _Lane, boundary: Boundary, *, drain: bool) -> None:
         while lane.gathers and lane.gathers[0].deadline <= boundary.position:
             self._launch(lane.gathers.popleft(), lane, boundary)
-        # Compute will block on what it reads here, so nothing keeps that from starting.
-        for launch in boundary.reads:
-            if self._lane_of(launch) is lane:
-                self._start_up_to(lane, launch)
+        if lane.queued:
+            if not boundary.reads and not drain:
+                return  # it has something to start at the next boundary
+            # Compute will block on what it reads here, so nothing keeps that from starting.
+            for launch in boundary.reads:
+                if self._lane_of(launch) is lane:
+                    self._start_up_to(lane, launch)
         if not (lane.gathers or lane.gradients):
             return
         start_us = self._anchor_start_us(boundary) if boundary.reads else self.now_us
@@ -171,15 +186,18 @@ class _Feeder:
         Where compute blocks first, the first of the queue starts with the anchor, and only the others wait for the
         boundary.
         """
-        blocked = start_us > self.now_us and bool(lane.queued)
-        if len(lane.queued) != blocked:
-            return False
-        free_us = lane.free_us + (self.ground.traffic_us[lane.queued[0][0].launch] if blocked else 0.0)
+        free_us = lane.free_us
+        if lane.queued:
+            if len(lane.queued) > 1 or start_us <= self.now_us:
+                return False
+            free_us += self.ground.traffic_us[lane.queued[0][0].launch]
         fed_us = horizon_us + lane.slack_us
         if free_us < fed_us or free_us >= fed_us + lane.head_us:
             return free_us < fed_us
-        heads_us = (self.ground.head_us[moves[0].launch] for moves in (lane.gathers, lane.gradients) if moves)
-        return free_us < fed_us + max(heads_us, default=0.0)
+        heads_us = self.ground.head_us
+        gather_us = heads_us[lane.gathers[0].launch] if lane.gathers else 0.0
+        gradient_us = heads_us[lane.gradients[0].launch] if lane.gradients else 0.0
+        return free_us < fed_us + (gather_us if gather_us > gradient_us else gradient_us)
 
     def _anchor_start_us(self, boundary: Boundary) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
@@ -244,8 +262,12 @@ class _Feeder:
 
     def _start_next(self, lane: _Lane, not_before_us: float) -> None:
         move, _ = lane.queued.popleft()
-        lane.free_us = max(lane.free_us, not_before_us) + self.ground.traffic_us[move.launch]
-        self.ends_us[move.launch] = lane.free_us
+        self._occupy(lane, move.launch, max(lane.free_us, not_before_us) + self.ground.traffic_us[move.launch])
+
+    def _occupy(self, lane: _Lane, launch: int, until_us: float) -> None:
+        lane.free_us = self.ends_us[launch] = until_us
+        if until_us > self.busy_until_us:
+            self.busy_until_us = until_us
 
     def _block_until(self, launch: int) -> None:
         """The compute lane waits for a collective; what is queued behind that one starts before compute goes on."""
@@ -256,7 +278,7 @@ class _Feeder:
 
     def _wait_for_gradients(self, boundary: Boundary, *, drain: bool) -> None:
         """Wait for reductions that are over by now, and earlier where the budget needs their inputs back."""
-        while True:
+        while self.flying or self.held.overdue:
             late = drain or self.held.too_much(boundary)
             if self.flying and (late or self.ends_us.get(self.flying[0].launch, inf) <= self.now_us):
                 self._wait_for_gradient(self.flying.popleft(), boundary)
@@ -279,15 +301,14 @@ class _Feeder:
                 self._launch(follower, self.lanes[follower.group], boundary, rank=WAITS)
 
     def _run_anchor(self, boundary: Boundary) -> None:
-        position = boundary.position
-        if not self.ground.communicates(position):
+        if not boundary.communicates:
             self._run_compute(boundary)
             return
-        lane = self._lane_of(position)
+        lane = self._lane_of(boundary.position)
         self._start_queued(lane, everything=True)
-        lane.free_us = max(lane.free_us, self.now_us) + self.ground.duration_us[position]
-        self.ends_us[position] = lane.free_us
+        starts_us = max(lane.free_us, self.now_us)
+        self._occupy(lane, boundary.position, starts_us + self.ground.duration_us[boundary.position])
 
     def _run_compute(self, boundary: Boundary) -> None:
-        busy = any(lane.free_us > self.now_us for lane in self.lanes.values())
+        busy = self.busy_until_us > self.now_us
         self.now_us += boundary.runs_us * (self.slow_down if busy else 1.0)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.program import Role
+from overlap_pass.graph.program import OpNode, Role
 from overlap_pass.schedule.placement import Move, Placement
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.types import Problem
 
-__all__ = ["Boundary", "Ground"]
+__all__ = ["Boundary", "Ground", "Sizes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Boundary:
         reads: launches whose results the anchor is the first to read.
         released: gradient reductions that may start here (those after another come later).
         due: gradient reductions that the tight order launches here.
-        quiet: none of the last three, no collective itself, and not the last boundary.
+        communicates: the anchor is a collective (of activations: the others are no anchors).
+        quiet: none of the last four, and not the last boundary.
     """
 
     position: int
@@ -41,7 +42,32 @@ class Boundary:
     reads: tuple[int, ...]
     released: tuple[Move, ...]
     due: tuple[Move, ...]
+    communicates: bool
     quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of one collective, with the casts that lead to it.
+
+    Attributes:
+        gathered: what a gather in flight holds.
+        waiting: of a reduction that has not been launched: its gradient.
+        made: what launching a reduction adds to that.
+    """
+
+    gathered: int
+    waiting: int
+    made: int
+
+    @classmethod
+    def of(cls, move: Move, ops: Sequence[OpNode]) -> Sizes:
+        op, head = ops[move.launch], [ops[position] for position in move.head]
+        return cls(
+            gathered=op.written_bytes + (op.read_bytes if head else 0),
+            waiting=(head[0] if head else op).read_bytes,
+            made=op.written_bytes + sum(cast.written_bytes for cast in head),
+        )
 
 
 class Ground:
@@ -51,6 +77,7 @@ class Ground:
         duration_us: of each op, by position.
         traffic_us: launch → its duration beside compute.
         head_us: launch → what leads to it and goes with it.
+        bytes: launch → what it holds.
         gathers: communicator → its parameter gathers by deadline.
         groups: launch → communicator.
         mean_us: communicator → mean duration of its collectives.
@@ -67,6 +94,7 @@ class Ground:
         self.traffic_us: dict[int, float] = {}
         self.head_us: dict[int, float] = {}
         self.groups: dict[int, str] = {}
+        self.bytes = {move.launch: Sizes.of(move, ops) for move in placement.moves}
         self.followers: dict[int, list[Move]] = {}
         for move in placement.moves:
             contention = costs.contention_of(ops[move.launch].name)
@@ -86,8 +114,7 @@ class Ground:
         """The problem's, made once for all of its budgets."""
         return problem.once(_ground)
 
-    def communicates(self, position: int) -> bool:
-        """Whether an anchor is a collective (of activations: the others are no anchors)."""
+    def _communicates(self, position: int) -> bool:
         return self.placement.program.ops[position].collective is not None
 
     def _mean_us(self, group: str) -> float:
@@ -101,7 +128,7 @@ class Ground:
     def _nominal_starts(self) -> dict[int, float]:
         """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
         anchors = self.placement.anchors
-        runs = [0.0 if self.communicates(p) else self.duration_us[p] for p in anchors]
+        runs = [0.0 if self._communicates(p) else self.duration_us[p] for p in anchors]
         compute_us = sum(runs)
         traffic_us = sum(self.duration_us[launch] for launch in self.groups)
         share = min(1.0, traffic_us / compute_us) if compute_us else 0.0
@@ -119,13 +146,14 @@ class Ground:
             return ()
         reads, released, due = self._events()
         events = {*reads, *released, *due, anchors[-1]}
-        lively = [p for p in anchors if self.duration_us[p] > 0 or p in events or self.communicates(p)]
+        lively = [p for p in anchors if self.duration_us[p] > 0 or p in events or self._communicates(p)]
         found: list[Boundary] = []
         following, following_us = lively[-1] + 1, 0.0
         for position in reversed(lively):
-            runs_us = 0.0 if self.communicates(position) else self.duration_us[position]
+            runs_us = 0.0 if self._communicates(position) else self.duration_us[position]
             first_read, free, wanted = reads.get(position, ()), released.get(position, ()), due.get(position, ())
-            quiet = bool(found) and not (first_read or free or wanted or self.communicates(position))
+            communicates = self._communicates(position)
+            quiet = bool(found) and not (first_read or free or wanted or communicates)
             most_live = self.room.most_live(position, following)
             found.append(
                 Boundary(
@@ -138,6 +166,7 @@ class Ground:
                     tuple(first_read),
                     tuple(free),
                     tuple(wanted),
+                    communicates,
                     quiet,
                 )
             )

@@ -29,7 +29,8 @@ class Held:
     """
 
     def __init__(self, ground: Ground, budget_bytes: int | None) -> None:
-        self._ops, self._room, self._budget_bytes = ground.placement.program.ops, ground.room, budget_bytes
+        self._ops, self._bytes = ground.placement.program.ops, ground.bytes
+        self._room, self._budget_bytes = ground.room, budget_bytes
         self._due_at = ground.due_at
         self.extra_bytes = 0
         self.overdue: dict[int, Move] = {}
@@ -41,7 +42,7 @@ class Held:
         self.extra_bytes -= self._until.pop(boundary.position, 0)
         for move in boundary.due:
             if move.launch not in self._launched:
-                self.extra_bytes += self._waiting_bytes(move)
+                self.extra_bytes += self._bytes[move.launch].waiting
                 self.overdue[move.launch] = move
 
     def launch(self, move: Move, position: int) -> None:
@@ -50,37 +51,32 @@ class Held:
         self._launched.add(move.launch)
         if move.role is Role.PARAMETER:
             if move.deadline > position:
-                size_bytes = self._gather_bytes(move)
+                size_bytes = self._bytes[move.launch].gathered
                 self.extra_bytes += size_bytes
                 self._until[move.deadline] = self._until.get(move.deadline, 0) + size_bytes
             return
         self.extra_bytes += op.read_bytes
         if self.overdue.pop(move.launch, None) is not None:
-            self.extra_bytes -= self._waiting_bytes(move)
+            self.extra_bytes -= self._bytes[move.launch].waiting
 
     def wait(self, move: Move) -> None:
         """A reduction is waited for."""
         self.extra_bytes -= self._ops[move.launch].read_bytes
 
     def gather_fits(self, move: Move, position: int) -> bool:
-        needed_bytes = self._gather_bytes(move) + self.extra_bytes
-        return needed_bytes <= self._room.left_bytes(self._budget_bytes, position, move.deadline)
+        if self._budget_bytes is None:
+            return True
+        needed_bytes = self._bytes[move.launch].gathered + self.extra_bytes
+        return needed_bytes <= self._budget_bytes - self._room.most_live(position, move.deadline)
 
     def reduction_fits(self, move: Move, boundary: Boundary) -> bool:
         """Whether the casts and the result of a reduction have room at a boundary, beside its gradient."""
         position = boundary.position
         if self._budget_bytes is None or self._due_at.get(move.launch, position) == position:
             return True  # no bound, or counted in the tight order
-        needed_bytes = self._ops[move.launch].written_bytes + sum(self._ops[p].written_bytes for p in move.head)
-        return needed_bytes + self.extra_bytes <= self._room.left_bytes(self._budget_bytes, position, position + 1)
+        needed_bytes = self._bytes[move.launch].made + self.extra_bytes
+        return needed_bytes <= self._budget_bytes - self._room.most_live(position, position + 1)
 
     def too_much(self, boundary: Boundary) -> bool:
         """Whether what is held is too much for some anchor from this boundary to the next."""
         return self._budget_bytes is not None and self.extra_bytes > self._budget_bytes - boundary.most_live
-
-    def _gather_bytes(self, move: Move) -> int:
-        op = self._ops[move.launch]
-        return op.written_bytes + (op.read_bytes if move.head else 0)
-
-    def _waiting_bytes(self, move: Move) -> int:
-        return self._ops[move.head[0] if move.head else move.launch].read_bytes

@@ -14,9 +14,11 @@ ties in the order as written is a topological sort.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from overlap_pass.graph.dag import DepGraph, EdgeKind, build_dag
 from overlap_pass.graph.once import once
@@ -81,9 +83,11 @@ class Placement:
     @cached_property
     def free(self) -> frozenset[int]:
         """Positions of all ops that may leave their place: launches that may move, waits, heads and tails."""
-        launches = {p for p, op in enumerate(self.program.ops) if _launch_moves(op)}
-        waits = {p for p, op in enumerate(self.program.ops) if op.kind is OpKind.WAIT}
-        return frozenset(launches | waits | self._heads(launches) | self._tails(waits))
+        ops = self.program.ops
+        launches = {p for p, op in enumerate(ops) if _launch_moves(op)}
+        waits = {p for p, op in enumerate(ops) if op.kind is OpKind.WAIT}
+        movable = [p for p, op in enumerate(ops) if _moves_data(op)]
+        return frozenset(launches | waits | self._heads(movable, launches) | self._tails(movable, waits))
 
     @cached_property
     def anchors(self) -> tuple[int, ...]:
@@ -170,11 +174,12 @@ class Placement:
         """For each op, the earliest anchor that depends on it through free ops alone; an anchor is its own."""
         last = len(self.program.ops) - 1
         found = [last] * len(self.program.ops)
+        free, successors = self.free, self.dag.successors
         for position in range(last, -1, -1):
-            if position not in self.free:
+            if position not in free:
                 found[position] = position
             else:
-                found[position] = min((found[s] for s in self.dag.successors[position]), default=last)
+                found[position] = min([found[s] for s in successors[position]], default=last)
         return found
 
     @cached_property
@@ -188,43 +193,34 @@ class Placement:
             elif position not in self.free:
                 found.append(position)
             else:
-                found.append(max((found[p] for p in self.dag.predecessors[position]), default=-1))
+                found.append(max([found[p] for p in self.dag.predecessors[position]], default=-1))
         return found
 
-    def _heads(self, launches: set[int]) -> set[int]:
+    def _heads(self, movable: Sequence[int], launches: set[int]) -> set[int]:
         """Casts, pads and views that feed launches only."""
-        return {
-            p
-            for p in self._closure(launches, self.dag.successors, reverse=True)
-            if not any(self.program.ops[s].kind is OpKind.WAIT for s in self.dag.predecessors[p])
-        }
+        heads = self._closure(reversed(movable), launches, self.dag.successors)
+        return {p for p in heads if not any(self.program.ops[s].kind is OpKind.WAIT for s in self.dag.predecessors[p])}
 
-    def _tails(self, waits: set[int]) -> set[int]:
+    def _tails(self, movable: Sequence[int], waits: set[int]) -> set[int]:
         """Views, slices, casts and copies of what waits return: they read nothing else that was computed."""
         movable_waits = {p for p in waits if self._waits_for_shard(p)}
-        tails = self._closure(movable_waits, self.dag.predecessors, reverse=False)
-        views = self._closure(waits, self.dag.predecessors, reverse=False, views_only=True)
-        return tails | views
+        views = [p for p in movable if self.program.ops[p].kind is OpKind.VIEW]
+        before = self.dag.predecessors
+        return self._closure(movable, movable_waits, before) | self._closure(views, waits, before)
 
     def _waits_for_shard(self, wait: int) -> bool:
         launch = self.program.ops[wait].launch
         collective = self.program.op(launch).collective if launch is not None else None
         return collective is not None and collective.role is not Role.ACTIVATION
 
-    def _closure(
-        self, seeds: set[int], neighbours: tuple[tuple[int, ...], ...], *, reverse: bool, views_only: bool = False
-    ) -> set[int]:
-        """Data-moving ops all of whose neighbours (inputs aside) are seeds or members."""
-        ops = self.program.ops
-        found: set[int] = set()
-        for position in range(len(ops) - 1, -1, -1) if reverse else range(len(ops)):
-            op = ops[position]
-            if not _moves_data(op) or (views_only and op.kind is not OpKind.VIEW):
-                continue
-            around = [n for n in neighbours[position] if ops[n].kind is not OpKind.INPUT]
-            if around and all(n in seeds or n in found for n in around):
-                found.add(position)
-        return found
+    def _closure(self, movable: Iterable[int], seeds: set[int], neighbours: tuple[tuple[int, ...], ...]) -> set[int]:
+        """Those all of whose neighbours (inputs aside) are seeds or members."""
+        ops, members = self.program.ops, set(seeds)
+        for position in movable:
+            around = [n for n in neighbours[position] if n in members or ops[n].kind is not OpKind.INPUT]
+            if around and members.issuperset(around):
+                members.add(position)
+        return members - seeds
 
 
 def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
@@ -239,11 +235,12 @@ def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
     keys = _wished(placement, wishes)
     _pull_before_readers(placement, keys)
     _push_behind_sources(placement, keys)
-    return tuple(sorted(range(len(keys)), key=keys.__getitem__))
+    order: list[int] = np.array(keys, dtype=np.int64).argsort(kind="stable").tolist()
+    return tuple(order)
 
 
 def _packed(key: Key) -> int:
-    """A key as one number in the same order; comparing numbers takes less time than comparing tuples."""
+    """A key as one number of 64 bits in the same order; comparing numbers takes less time than comparing tuples."""
     anchor, rank, tie = key
     return ((anchor << 2 | rank) << _TIE_BITS) + tie
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,18 +79,20 @@ class Room:
                 most_bytes = 0
         return cls(placement.anchors, tuple(live_bytes), ledger.peak_bytes, wishes, order)
 
-    def left_bytes(self, budget_bytes: int | None, first: int, last: int) -> float:
-        """Bytes under the budget at every anchor in ``[first, last)``; infinite without a budget."""
-        return float("inf") if budget_bytes is None else budget_bytes - self.most_live(first, last)
-
     def most_live(self, first: int, last: int) -> int:
         """Bytes live at most at the anchors in ``[first, last)``; 0 where there are none."""
-        low, high = bisect_left(self.anchors, first), bisect_left(self.anchors, last)
+        low, high = self._number[first], self._number[last]
         if low >= high:
             return 0
         level = (high - low).bit_length() - 1
         row = self._highest[level]
         return max(row[low], row[high - (1 << level)])
+
+    @cached_property
+    def _number(self) -> tuple[int, ...]:
+        """For each position, and one behind the last, how many anchors stand before it."""
+        ends = zip((-1, *self.anchors), (*self.anchors, len(self.order)), strict=True)
+        return tuple(itertools.chain.from_iterable([number] * (end - at) for number, (at, end) in enumerate(ends)))
 
     @cached_property
     def _highest(self) -> tuple[tuple[int, ...], ...]:

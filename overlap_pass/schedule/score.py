@@ -8,8 +8,8 @@ and one with every collective ``PESSIMISM`` times as long.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from overlap_pass.cost.model import CostTable
@@ -17,8 +17,8 @@ from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Role
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.types import Problem
-from overlap_pass.simulate.bound import bound_by, fixed_compute
-from overlap_pass.simulate.engine import Outcome, Simulator
+from overlap_pass.simulate.bound import fixed_compute, step_bound_us
+from overlap_pass.simulate.engine import Simulator
 from overlap_pass.simulate.loads import busiest_lane_us
 from overlap_pass.simulate.precedence import Precedence
 
@@ -36,22 +36,23 @@ class Score:
         self._judge = problem.once_for_all(_Judge)
         self._places = problem.once(self._judge.places)
         self._lifetimes = once(problem.program, Lifetimes)
+        self._peaks_bytes = problem.once(_no_peaks)
 
     def of(self, order: Sequence[int]) -> float:
         """Mean step in microseconds; smaller is better."""
         return self._judge.score_us(self._judged(order))
 
     def below(self, order: Sequence[int], best_us: float) -> float:
-        """The score where it is at most ``best_us``, else infinity, often after one simulation instead of two."""
+        """The score where it is at most ``best_us``, else infinity, often after a part of one simulation instead of two."""
         return self._judge.score_below_us(self._judged(order), best_us)
 
     def blocked_us(self, order: Sequence[int]) -> Mapping[str, float]:
         """Launch → how long its waits hold the compute lane, at the prices given."""
-        return self._judge.expected(self._judged(order)).blocked_us
+        return self._judge.blocked_us(self._judged(order))
 
     def step_us(self, order: Sequence[int]) -> float:
         """The simulated step at the prices given."""
-        return self._judge.expected(self._judged(order)).step_us
+        return self._judge.step_us(self._judged(order))
 
     def _judged(self, order: Sequence[int]) -> tuple[int, ...]:
         """The order in the positions of the program that the judge knows."""
@@ -63,9 +64,9 @@ class Score:
         return self._judge.bound_us
 
     @property
-    def written_bound_us(self) -> float:
-        """No order that keeps compute as written scores less."""
-        return self._judge.written_bound_us
+    def floor_us(self) -> float:
+        """No order scores less, whatever its launches wait for; takes far less time to say than the bound."""
+        return self._judge.floor_us
 
     def is_close(self, score_us: float) -> bool:
         """Whether a score is so near to the bound that looking further would buy next to nothing."""
@@ -73,11 +74,28 @@ class Score:
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of positions."""
-        return self._lifetimes.peak_bytes(order)
+        key = tuple(order)
+        known = self._peaks_bytes.get(key)
+        if known is None:
+            known = self._peaks_bytes[key] = self._lifetimes.peak_bytes(key)
+        return known
 
     def fits(self, peak_bytes: int) -> bool:
         """Whether the budget allows that much."""
         return self.budget_bytes is None or peak_bytes <= self.budget_bytes
+
+
+def _no_peaks(_: Problem) -> dict[tuple[int, ...], int]:
+    return {}
+
+
+@dataclass(slots=True)
+class _Known:
+    """What has been found out about an order: its step and its score, infinite until then, and what the score is above."""
+
+    step_us: float = math.inf
+    score_us: float = math.inf
+    above_us: float = -math.inf
 
 
 class _Judge:
@@ -85,8 +103,7 @@ class _Judge:
 
     def __init__(self, problem: Problem) -> None:
         self._dag, self._costs = problem.dag, problem.costs
-        self._scores: dict[tuple[int, ...], float] = {}
-        self._expected_known: dict[tuple[int, ...], Outcome] = {}
+        self._known: dict[tuple[int, ...], _Known] = {}
 
     def places(self, problem: Problem) -> tuple[int, ...] | None:
         """The positions here of the ops of a problem whose program is written in another order; ``None`` for the same."""
@@ -95,50 +112,60 @@ class _Judge:
         return tuple(self._dag.program.index[op.name] for op in problem.program.ops)
 
     def score_us(self, order: tuple[int, ...]) -> float:
-        if order not in self._scores:
-            self._scores[order] = (self.expected(order).step_us + self._slower.step_us(order)) / 2
-        return self._scores[order]
+        return self.score_below_us(order, math.inf)
 
     def score_below_us(self, order: tuple[int, ...], best_us: float) -> float:
-        if order not in self._scores and (self.expected(order).step_us + self._slower_floor_us) / 2 > best_us:
-            return math.inf
-        score_us = self.score_us(order)
-        return score_us if score_us <= best_us else math.inf
+        known = self._known_of(order)
+        if known.score_us == math.inf and known.above_us < best_us:
+            step_us = self._step_us(order, known, 2 * best_us - self._floors_us[1])
+            limit_us = 2 * best_us - step_us
+            if step_us < math.inf:
+                known.score_us = (step_us + self._simulator.step_us(order, limit_us, stretch=PESSIMISM)) / 2
+            if known.score_us == math.inf:
+                known.above_us = best_us
+        return known.score_us if known.score_us <= best_us else math.inf
 
-    def expected(self, order: tuple[int, ...]) -> Outcome:
-        if order not in self._expected_known:
-            self._expected_known[order] = self._expected.outcome(order)
-        return self._expected_known[order]
+    def step_us(self, order: tuple[int, ...]) -> float:
+        return self._step_us(order, self._known_of(order), math.inf)
+
+    def _step_us(self, order: tuple[int, ...], known: _Known, limit_us: float) -> float:
+        if known.step_us == math.inf:
+            known.step_us = self._simulator.step_us(order, limit_us)
+        return known.step_us if known.step_us <= limit_us else math.inf
+
+    def _known_of(self, order: tuple[int, ...]) -> _Known:
+        known = self._known.get(order)
+        if known is None:
+            known = self._known[order] = _Known()
+        return known
+
+    def blocked_us(self, order: tuple[int, ...]) -> Mapping[str, float]:
+        return self._simulator.blocked_us(order)
+
+    @property
+    def floor_us(self) -> float:
+        return sum(self._floors_us) / 2
 
     @cached_property
-    def _slower_floor_us(self) -> float:
-        """No order takes less with slower communication: what the busiest lane has to do."""
-        return busiest_lane_us(self._dag.program, self._slower_costs)
+    def _floors_us(self) -> tuple[float, float]:
+        """No order takes less at either price: what the busiest lane has to do."""
+        program = self._dag.program
+        return busiest_lane_us(program, self._costs), busiest_lane_us(program, self._slower_costs)
 
     @cached_property
     def bound_us(self) -> float:
-        launches = (op.collective for op in self._dag.program.launches)
-        moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
-        return self._bound_us(()) if moves_compute else self.written_bound_us
-
-    @cached_property
-    def written_bound_us(self) -> float:
-        return self._bound_us(fixed_compute(self._dag.program))
-
-    def _bound_us(self, fixed: Collection[str]) -> float:
         program = self._dag.program
+        launches = (op.collective for op in program.launches)
+        moves_compute = any(found is not None and found.role is Role.ACTIVATION for found in launches)
+        fixed = () if moves_compute else fixed_compute(program)
         facts = Precedence(self._dag, self._costs, fixed)
-        expected = bound_by(facts, program, self._costs)
-        slower = bound_by(facts.at(self._slower_costs), program, self._slower_costs)
-        return (expected.step_us + slower.step_us) / 2
+        expected_us = step_bound_us(facts, program, self._costs)
+        slower_us = step_bound_us(facts.at(self._slower_costs), program, self._slower_costs)
+        return (expected_us + slower_us) / 2
 
     @cached_property
-    def _expected(self) -> Simulator:
+    def _simulator(self) -> Simulator:
         return Simulator(self._dag.program, self._costs)
-
-    @cached_property
-    def _slower(self) -> Simulator:
-        return Simulator(self._dag.program, self._slower_costs)
 
     @cached_property
     def _slower_costs(self) -> CostTable:

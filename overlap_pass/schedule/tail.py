@@ -55,17 +55,18 @@ def _last_launch(problem: Problem, order: Sequence[int]) -> int | None:
 def _put_off(problem: Problem, order: Sequence[int], launch: int, wanted_us: float) -> tuple[int, ...]:
     """Compute worth ``wanted_us`` that the launch does not need, with all that depends on it, right behind the launch."""
     at = order.index(launch)
-    before = order[:at]
-    moved = set(_fillers(problem, before, launch, wanted_us))
-    todo, movable = list(moved), set(before)
+    moved = set(_fillers(problem, order[:at], launch, wanted_us))
+    first = next((step for step, position in enumerate(order[:at]) if position in moved), at)
+    todo, between = list(moved), order[first:at]
+    movable = set(between)
     while todo:
         for reader in problem.dag.successors[todo.pop()]:
             if reader in movable and reader not in moved:
                 moved.add(reader)
                 todo.append(reader)
-    kept = [position for position in before if position not in moved]
-    behind = [position for position in before if position in moved]
-    return (*kept, launch, *behind, *order[at + 1 :])
+    kept = [position for position in between if position not in moved]
+    behind = [position for position in between if position in moved]
+    return (*order[:first], *kept, launch, *behind, *order[at + 1 :])
 
 
 def _fillers(problem: Problem, before: Sequence[int], launch: int, wanted_us: float) -> Iterator[int]:
@@ -75,7 +76,7 @@ def _fillers(problem: Problem, before: Sequence[int], launch: int, wanted_us: fl
         if wanted_us <= 0:
             return
         op = problem.program.ops[position]
-        if any(reader in needed for reader in problem.dag.successors[position]):
+        if not needed.isdisjoint(problem.dag.successors[position]):
             needed.add(position)
         elif op.kind is OpKind.COMPUTE and problem.costs.duration_us[op.name] > 0:
             wanted_us -= problem.costs.duration_us[op.name]

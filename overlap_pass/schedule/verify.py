@@ -15,8 +15,11 @@ The order is replayed step by step against the state that each op needs:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import OpKind, OpNode, Program, Role
 
 __all__ = ["violations"]
@@ -29,19 +32,40 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
     found = _permutation(program, order)
     if found:
         return tuple(found)
-    at = {name: step for step, name in enumerate(order)}
-    found += _unwaited(program)
-    found += _data(program, at)
-    found += _sequence("inputs", (op for op in program.ops if op.kind is OpKind.INPUT), at)
-    found += _sequence("random draws", (op for op in program.ops if op.random), at)
-    if not program.activations_free:
-        found += _sequence("activation collectives", (op for op in program.launches if _activation(op)), at)
-    if program.launches_fixed:
-        found += _sequence("launches in the order of all ranks", program.launches, at)
-    found += _fences(program, at)
-    found += _storages(program, at)
+    promises = once(program, _Promises)
+    found += promises.unwaited
+    found += promises.broken(order)
+    found += [f"{op.name} is not the last op" for op in program.ops[-1:] if order[-1] != op.name]
+    found += _fences(program, order)
     found += _in_flight(program, order)
     return tuple(found)
+
+
+class _Promises:
+    """What a program asks of every order of its ops as to which of two comes first: read off it once, for all orders.
+
+    Attributes:
+        unwaited: see :func:`_unwaited`; true of every order.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._index = program.index
+        self._pairs = [*_data(program), *_sequences(program), *_storages(program)]
+        self._first, self._second = (
+            np.array([program.index[pair[side]] for pair in self._pairs], dtype=np.int64) for side in (0, 1)
+        )
+        self.unwaited = tuple(_unwaited(program))
+
+    def broken(self, order: tuple[str, ...]) -> list[str]:
+        """Sentences for the pairs that stand the wrong way round."""
+        steps = np.empty(len(order), dtype=np.int64)
+        steps[[self._index[name] for name in order]] = np.arange(len(order))
+        wrong = np.flatnonzero(steps[self._first] > steps[self._second])
+        return [self._pairs[number][2].format(*self._pairs[number][:2]) for number in wrong.tolist()]
+
+
+_Pair = tuple[str, str, str]
+"""An op, one that must not come before it, and what is wrong if it does, with their names as ``{0}`` and ``{1}``."""
 
 
 def _activation(op: OpNode) -> bool:
@@ -71,35 +95,35 @@ def _unwaited(program: Program) -> list[str]:
     return found
 
 
-def _data(program: Program, at: dict[str, int]) -> list[str]:
-    found = []
+def _data(program: Program) -> Iterator[_Pair]:
     for op in program.ops:
         for name in op.inputs:
-            if at[name] > at[op.name]:
-                found.append(f"{op.name} reads {name} before it exists")
-        if op.kind is OpKind.WAIT and op.launch is not None and at[op.launch] > at[op.name]:
-            found.append(f"{op.name} waits for {op.launch} before it is launched")
-        if op.kind is OpKind.OUTPUT and at[op.name] != len(program.ops) - 1:
-            found.append(f"{op.name} is not the last op")
-    return found
+            yield name, op.name, "{1} reads {0} before it exists"
+        if op.kind is OpKind.WAIT and op.launch is not None:
+            yield op.launch, op.name, "{1} waits for {0} before it is launched"
 
 
-def _sequence(what: str, ops: Iterable[OpNode], at: dict[str, int]) -> list[str]:
-    names = [op.name for op in ops]
-    return [
-        f"{what} change places: {second} before {first}"
-        for first, second in itertools.pairwise(names)
-        if at[first] > at[second]
-    ]
+def _sequences(program: Program) -> Iterator[_Pair]:
+    yield from _sequence("inputs", (op for op in program.ops if op.kind is OpKind.INPUT))
+    yield from _sequence("random draws", (op for op in program.ops if op.random))
+    if not program.activations_free:
+        yield from _sequence("activation collectives", (op for op in program.launches if _activation(op)))
+    if program.launches_fixed:
+        yield from _sequence("launches in the order of all ranks", program.launches)
 
 
-def _fences(program: Program, at: dict[str, int]) -> list[str]:
+def _sequence(what: str, ops: Iterable[OpNode]) -> Iterator[_Pair]:
+    for first, second in itertools.pairwise(ops):
+        yield first.name, second.name, f"{what} change places: {{1}} before {{0}}"
+
+
+def _fences(program: Program, order: tuple[str, ...]) -> list[str]:
     """Positions, among everything bound, of each opaque op must not change, nor who stands on which side of it."""
-    bound = [op for op in program.ops if _bound(op)]
-    fences = [op for op in bound if op.opaque]
+    fences = [op for op in program.ops if op.opaque]
     if not fences:
         return []
-    found = []
+    bound = [op for op in program.ops if _bound(op)]
+    at, found = {name: step for step, name in enumerate(order)}, []
     fence_of = {op.name: sum(f is not op and _earlier(program, f, op) for f in fences) for op in bound}
     for op in bound:
         now = sum(f is not op and at[f.name] < at[op.name] for f in fences)
@@ -116,24 +140,30 @@ def _bound(op: OpNode) -> bool:
     return op.opaque or op.random or bool(op.writes) or op.kind in (OpKind.LAUNCH, OpKind.WAIT)
 
 
-def _storages(program: Program, at: dict[str, int]) -> list[str]:
-    """Compare, per written storage, every (writer, other) pair's side before and after."""
+def _storages(program: Program) -> Iterator[_Pair]:
+    """Of all that touches a written storage: the write before it, and before a write all that came since the one before.
+
+    Through the writes between them, that holds every write and everything else on their sides of each other.
+    """
     written = {storage for op in program.ops for storage in op.writes}
     if not written:
-        return []
-    touching: dict[int, list[OpNode]] = {storage: [] for storage in written}
+        return
+    since: dict[int, list[str]] = {storage: [] for storage in written}  # the last write, and what came behind it
+    named = {op.name for op in program.ops if not written.isdisjoint(op.storages)}
     for op in program.ops:
-        for storage in _uses(program, op) & written:
-            touching[storage].append(op)
-    found = []
-    for storage, ops in sorted(touching.items()):
-        for writer in (op for op in ops if storage in op.writes):
-            for other in ops:
-                if other is writer or other.kind is OpKind.INPUT:
-                    continue
-                if _earlier(program, other, writer) != (at[other.name] < at[writer.name]):
-                    found.append(f"{other.name} and the write of {writer.name} to the same memory change places")
-    return found
+        near = op.writes or op.name in named or op.kind is OpKind.WAIT or not named.isdisjoint(op.inputs)
+        if not near or op.kind is OpKind.INPUT:
+            continue
+        for storage in sorted(_uses(program, op) & written):
+            before = since[storage]
+            if storage in op.writes:
+                for name in before:
+                    yield name, op.name, "{0} and the write of {1} to the same memory change places"
+                since[storage] = [op.name]
+            else:
+                if before and storage in program.op(before[0]).writes:
+                    yield before[0], op.name, "{1} and the write of {0} to the same memory change places"
+                before.append(op.name)
 
 
 def _uses(program: Program, op: OpNode) -> set[int]:

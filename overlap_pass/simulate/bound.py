@@ -42,7 +42,7 @@ from overlap_pass.simulate.loads import lane_loads
 from overlap_pass.simulate.precedence import Precedence
 from overlap_pass.simulate.windows import head_and_tail_us
 
-__all__ = ["CPU_LANE", "Bound", "bound_by", "fixed_compute", "lower_bound"]
+__all__ = ["CPU_LANE", "Bound", "bound_by", "fixed_compute", "lower_bound", "step_bound_us"]
 
 CPU_LANE = "CPU lane"
 
@@ -81,6 +81,19 @@ def lower_bound(dag: DepGraph, costs: CostTable, *, fixed: Collection[str] | Non
 
 def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
     """:func:`lower_bound` from facts that are known already, for several prices of one graph."""
+    values = _values(facts, program, costs)
+    values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
+    by = max(values, key=lambda name: (values[name], name != "head and tail"))  # what is simpler, where that says as much
+    return Bound(values[by], by, values)
+
+
+def step_bound_us(facts: Precedence, program: Program, costs: CostTable) -> float:
+    """The bound alone, in less time: head and tail go along all chains, too."""
+    return max(_values(facts, program, costs).values())
+
+
+def _values(facts: Precedence, program: Program, costs: CostTable) -> dict[str, float]:
+    """What each argument but the chains gives."""
     lanes = lane_loads(program, costs)
     # Kernels of launches and waits run somewhere on the compute lane; where, only the whole step need not ask.
     compute_us = facts.compute_us + sum(costs.kernel_us.values())
@@ -89,11 +102,9 @@ def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
         gain_us = sum(job.gain_us for job in lane.jobs)
         name = "compute lane" if compute_us >= lane.total_us else lane.name
         values[name] = max(values.get(name, 0.0), lane.span_us(compute_us, lane.total_us, gain_us))
-    values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
     factors = (costs.contention_of(op.name).compute_beside_communication for op in program.launches)
     values["head and tail"] = head_and_tail_us(facts, lanes, slowest=max(factors, default=1.0))
-    by = max(values, key=lambda name: values[name])
-    return Bound(values[by], by, values)
+    return values
 
 
 def fixed_compute(program: Program) -> tuple[str, ...]:
@@ -103,15 +114,16 @@ def fixed_compute(program: Program) -> tuple[str, ...]:
     return; activation collectives take nothing with them.
     """
     ops, index = program.ops, program.index
+    moving = [position for position, op in enumerate(ops) if op.moves_data]
+    shards = {position for position, op in enumerate(ops) if _waits_for_shard(program, op)}
     tails: set[int] = set()
-    for position, op in enumerate(ops):
-        if op.moves_data:
-            computed = [source for name in op.inputs if ops[source := index[name]].kind is not OpKind.INPUT]
-            if computed and all(s in tails or _waits_for_shard(program, ops[s]) for s in computed):
-                tails.add(position)
-    heads: set[int] = set()
-    for position in range(len(ops) - 1, -1, -1):
-        if ops[position].moves_data and all(r in heads or _launch_moves(ops[r]) for r in program.readers[position]):
+    for position in moving:
+        computed = [source for name in ops[position].inputs if ops[source := index[name]].kind is not OpKind.INPUT]
+        if computed and all(source in tails or source in shards for source in computed):
+            tails.add(position)
+    heads = {position for position, op in enumerate(ops) if _launch_moves(op)}
+    for position in reversed(moving):
+        if heads.issuperset(program.readers[position]):
             heads.add(position)
     return tuple(
         op.name for position, op in enumerate(ops)

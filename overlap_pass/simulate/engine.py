@@ -25,17 +25,18 @@ known, so the simulation goes from event to event: time linear in ops times lane
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.program import Program
+from overlap_pass.graph.program import OpNode, Program
 from overlap_pass.simulate.device import Device
-from overlap_pass.simulate.queues import Issuer, Item, LaunchAfter, Queues
+from overlap_pass.simulate.queues import Issuer, LaunchAfter, Queues
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from overlap_pass.units import us_to_ns
 
-__all__ = ["LaunchAfter", "Outcome", "Simulation", "Simulator", "simulate"]
+__all__ = ["LaunchAfter", "Simulation", "Simulator", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,6 @@ class Simulation:
     def idle_us(self) -> float:
         """Time while neither compute nor a collective runs: the CPU was late."""
         return self.step_us - self.compute_us - self.exposed_us
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What of a :class:`Simulation` tells orders apart."""
-
-    step_us: float
-    blocked_us: Mapping[str, float]
 
 
 def simulate(
@@ -103,34 +96,48 @@ class Simulator:
     """One program and its prices, to run many orders of it; an order names ops by position, ``None`` is as written."""
 
     def __init__(self, program: Program, costs: CostTable, *, launch_after: LaunchAfter = "issue") -> None:
-        self._issuer, self._costs = Issuer(program, costs, launch_after), costs
+        self._issuer, self._ops, self._costs = Issuer(program, costs, launch_after), program.ops, costs
+        self._issued: tuple[tuple[int, ...], Queues] | None = None
 
     def run(self, order: Sequence[int] | None = None, label: str = "") -> Simulation:
         """The whole result."""
-        return _summary(*self._ran(order), label)
+        return _summary(self._ops, *self._ran(order), label)
 
-    def step_us(self, order: Sequence[int] | None = None) -> float:
-        """The step alone, in less time."""
-        queues, device = self._ran(order)
-        return max(device.now, queues.cpu_us)
+    def step_us(self, order: Sequence[int] | None = None, limit_us: float = math.inf, *, stretch: float = 1.0) -> float:
+        """The step alone, in less time; infinite, in still less, where it is longer than a limit.
 
-    def outcome(self, order: Sequence[int] | None = None) -> Outcome:
-        """The step and what held it up, in less time."""
-        queues, device = self._ran(order)
-        return Outcome(max(device.now, queues.cpu_us), _blocked_us(queues))
+        Args:
+            stretch: every collective takes that many times its price.
+        """
+        queues, device = self._ran(order, limit_us, stretch)
+        step_us = max(device.now, queues.cpu_us)
+        return step_us if step_us <= limit_us else math.inf
 
-    def _ran(self, order: Sequence[int] | None) -> tuple[Queues, Device]:
-        queues = self._issuer.issue(order)
-        device = Device(queues, self._costs)
-        device.run()
+    def blocked_us(self, order: Sequence[int] | None = None) -> Mapping[str, float]:
+        """Launch → how long its waits hold the compute lane."""
+        return _blocked_us(self._ran(order)[0])
+
+    def _ran(
+        self, order: Sequence[int] | None, limit_us: float = math.inf, stretch: float = 1.0
+    ) -> tuple[Queues, Device]:
+        if self._issued is not None and self._issued[0] is order:  # as before, at other prices
+            queues = self._issued[1]
+        else:
+            queues = self._issuer.issue(order)
+            self._issued = (order, queues) if isinstance(order, tuple) else None
+        device = Device(queues, self._costs, stretch)
+        device.run(limit_us)
         return queues, device
 
 
-def _summary(queues: Queues, device: Device, label: str) -> Simulation:
+def _summary(ops: Sequence[OpNode], queues: Queues, device: Device, label: str) -> Simulation:
     step_us = max(device.now, queues.cpu_us)
-    spans = [_span(item, "compute", SpanKind.COMPUTE) for item in queues.compute if item.launch is None]
+    spans = [
+        _span(ops[position], "compute", SpanKind.COMPUTE, device.starts_us[entry], device.ends_us[entry])
+        for entry, position in queues.compute.positions().items()
+    ]
     for lane, items in queues.collectives.items():
-        spans += [_span(item, lane, SpanKind.COMMUNICATION) for item in items]
+        spans += [_span(item.op, lane, SpanKind.COMMUNICATION, item.start_us, item.end_us) for item in items]
     visible = sorted((s for s in spans if s.end_ns > s.start_ns), key=lambda s: (s.start_ns, s.lane, s.name))
     return Simulation(
         timeline=Timeline(label, us_to_ns(step_us), tuple(visible), predicted=True),
@@ -147,11 +154,10 @@ def _blocked_us(queues: Queues) -> dict[str, float]:
     return {item.op.name: item.blocked_us for items in queues.collectives.values() for item in items}
 
 
-def _span(item: Item, lane: str, kind: SpanKind) -> Span:
-    start_ns, end_ns = us_to_ns(item.start_us), us_to_ns(item.end_us)
-    collective = item.op.collective
+def _span(op: OpNode, lane: str, kind: SpanKind, start_us: float, end_us: float) -> Span:
+    start_ns, end_ns, collective = us_to_ns(start_us), us_to_ns(end_us), op.collective
     if collective is None:
-        return Span(item.op.name, kind, lane, start_ns, end_ns)
+        return Span(op.name, kind, lane, start_ns, end_ns)
     # The root module's qualified name is empty, which no reader of a report would understand.
     unit = "(root)" if collective.unit == "" else collective.unit
-    return Span(item.op.name, kind, lane, start_ns, end_ns, collective.kind.value, collective.payload_bytes, unit)
+    return Span(op.name, kind, lane, start_ns, end_ns, collective.kind.value, collective.payload_bytes, unit)

@@ -58,21 +58,31 @@ class Precedence:
 
     def _after(self) -> list[int]:
         found: list[int] = []
+        own = self._rank_or(-1)
         for position, predecessors in enumerate(self.predecessors):
             last = -1
             for predecessor in predecessors:
-                last = max(last, self.rank.get(predecessor, found[predecessor]))
-            found.append(self.rank[position] - 1 if position in self.rank else last)
+                rank = own[predecessor] if own[predecessor] >= 0 else found[predecessor]
+                last = rank if rank > last else last
+            found.append(own[position] - 1 if own[position] >= 0 else last)
         return found
 
     def _before(self) -> list[int]:
-        found = [len(self.fixed)] * len(self.predecessors)
+        count = len(self.fixed)
+        found, own = [count] * len(self.predecessors), self._rank_or(count)
         for position in range(len(found) - 1, -1, -1):
-            if position in self.rank:
-                found[position] = self.rank[position] + 1
-                continue
+            first = count
             for successor in self.successors[position]:
-                found[position] = min(found[position], self.rank.get(successor, found[successor]))
+                rank = own[successor] if own[successor] < count else found[successor]
+                first = rank if rank < first else first
+            found[position] = own[position] + 1 if own[position] < count else first
+        return found
+
+    def _rank_or(self, none: int) -> list[int]:
+        """By position, the op's rank; ``none`` where it is not fixed."""
+        found = [none] * len(self.predecessors)
+        for rank, position in enumerate(self.fixed):
+            found[position] = rank
         return found
 
     def ended_before(self, launch: int) -> int:

@@ -17,42 +17,81 @@ from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNod
 from overlap_pass.memory.places import Landlord
 from overlap_pass.memory.staging import Channel, capacities_bytes, channel_of, staged_bytes
 
-__all__ = ["Issuer", "Item", "LaunchAfter", "Queues"]
+__all__ = ["ComputeQueue", "Issuer", "Item", "LaunchAfter", "Queues"]
 
 LaunchAfter = Literal["issue", "data"]
-
-_NONE = Contention()
 
 
 @dataclass(slots=True)
 class Item:
-    """One entry in a lane's queue.
+    """A collective in the queue of its lane.
 
     Attributes:
-        gate: of a collective: how many entries of the compute queue must have finished first.
-        contention: of a collective: how it and compute slow each other down.
-        wire: of a collective: what it shares with others of the same wire.
-        launch: of a wait: the collective waited for.
-        ready_us: of a collective: when all it needed was a place on the device.
-        blocked_us: of a collective: how long waits for it held the compute lane.
+        alone_us, length_us: what it takes by its price, and in this run.
+        contention: how it and compute slow each other down.
+        wire: what it shares with others of the same wire.
+        gate: how many entries of the compute queue must have finished first.
+        ready_us: when all it needed was a place on the device.
+        blocked_us: how long waits for it held the compute lane.
     """
 
     op: OpNode
-    length_us: float
+    alone_us: float
+    contention: Contention
+    wire: str
+    length_us: float = 0.0
     issued_us: float = 0.0
     gate: int = 0
-    contention: Contention = _NONE
-    wire: str = ""
-    launch: Item | None = None
     ready_us: float = math.inf
     start_us: float = math.inf
     end_us: float = math.inf
     blocked_us: float = 0.0
 
-    def issue(self, issued_us: float, gate: int) -> None:
-        """A collective is as it was before it ran in another order."""
-        self.issued_us, self.gate, self.blocked_us = issued_us, gate, 0.0
+    def rewind(self, stretch: float) -> None:
+        """As it was before it ran, now to take ``stretch`` times its price."""
+        self.length_us, self.blocked_us = self.alone_us * stretch, 0.0
         self.ready_us = self.start_us = self.end_us = math.inf
+
+
+@dataclass(slots=True)
+class ComputeQueue:
+    """The compute lane's: kernels, and waits, which let nothing past until a collective has ended.
+
+    Attributes:
+        lengths_us: what each entry takes.
+        issued_us: when the CPU has issued it.
+        stops: which entries are waits, ascending.
+        awaited: for each of them, the collective.
+        ops: positions of the compute ops among the entries, in their order.
+        kernels: entry → position of the launch or wait whose kernel it is.
+    """
+
+    ops: list[int]
+    lengths_us: list[float] = field(default_factory=list)
+    issued_us: list[float] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
+    awaited: list[Item] = field(default_factory=list)
+    kernels: dict[int, int] = field(default_factory=dict)
+
+    def run(self, position: int, length_us: float, issued_us: float) -> None:
+        """A kernel of a launch or a wait."""
+        self.kernels[len(self.lengths_us)] = position
+        self._append(length_us, issued_us)
+
+    def wait(self, awaited: Item, issued_us: float) -> None:
+        self.stops.append(len(self.lengths_us))
+        self.awaited.append(awaited)
+        self._append(0.0, issued_us)
+
+    def _append(self, length_us: float, issued_us: float) -> None:
+        self.lengths_us.append(length_us)
+        self.issued_us.append(issued_us)
+
+    def positions(self) -> dict[int, int]:
+        """Entry → position of its op, for all but waits."""
+        ops, stops = iter(self.ops), set(self.stops)
+        entries = (entry for entry in range(len(self.lengths_us)) if entry not in stops)
+        return {entry: self.kernels[entry] if entry in self.kernels else next(ops) for entry in entries}
 
 
 class _Staging:
@@ -60,13 +99,13 @@ class _Staging:
 
     def __init__(self, capacities: Mapping[Channel, int]) -> None:
         self._landlords = {channel: Landlord(capacity) for channel, capacity in capacities.items()}
-        self._tenants: dict[Channel, list[str]] = {channel: [] for channel in capacities}
+        self._tenants: dict[Channel, list[int]] = {channel: [] for channel in capacities}
 
-    def tenants_before(self, name: str, collective: Collective) -> list[str]:
-        """Launches whose place the launch ``name`` takes over, oldest first."""
+    def tenants_before(self, position: int, collective: Collective) -> list[int]:
+        """Launches whose place the launch at ``position`` takes over, oldest first."""
         channel = channel_of(collective)
         tenants = self._tenants[channel]
-        tenants.append(name)
+        tenants.append(position)
         _, after = self._landlords[channel].give(staged_bytes(collective))
         return [tenants[index] for index in after]
 
@@ -76,35 +115,32 @@ class Queues:
     """What the CPU hands to the device, lane by lane."""
 
     staging: _Staging
-    copy_lanes: frozenset[str] = frozenset()
-    compute: list[Item] = field(default_factory=list)
+    copy_lanes: frozenset[str]
+    compute: ComputeQueue
+    cpu_us: float
     collectives: dict[str, list[Item]] = field(default_factory=dict)
-    launched: set[str] = field(default_factory=set)
-    waited: set[str] = field(default_factory=set)
-    cpu_us: float = 0.0
+    launched: set[int] = field(default_factory=set)
+    waited: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What an op puts into queues, the same in every order.
+    """What a launch or a wait puts into queues, the same in every order.
 
     Attributes:
-        launch_us: what it costs the CPU.
-        item: its own.
-        runs, communicates: whether that is of compute, of a collective or a wait; of neither it is in no queue.
-        kernel: what a launch first casts, or a wait then sums, on the compute lane.
-        room: of a gather by copy: its wait for a place in staging memory.
-        lane: of a collective.
+        collective: of a launch.
+        item: of a launch its own, of a wait that of its launch.
+        launch: of a wait, the position of its launch.
+        kernel_us: what a launch first casts, or a wait then sums, on the compute lane.
+        lane: of a launch.
     """
 
     op: OpNode
-    launch_us: float
     item: Item
-    runs: bool
-    communicates: bool
-    kernel: Item | None = None
-    room: Item | None = None
+    launch: int | None
+    kernel_us: float
     lane: str = ""
+    collective: Collective | None = None
 
 
 class _Existence:
@@ -139,112 +175,125 @@ class Issuer:
         Args:
             order: all positions; ``None`` for as written.
         """
-        queues = Queues(_Staging(self._capacities), self._copy_lanes)
-        entries, compute, cpu_us = self._entries, queues.compute, -self._costs.cpu_ahead_us
         exists = _Existence(self._program) if self._launch_after == "data" else None
-        for position in self._heard(order, everything=exists is not None):
+        positions = np.arange(len(self._runs)) if order is None else np.asarray(order, dtype=np.int64)
+        positions = positions[self._counts[positions]] if exists is None else positions
+        clock_us = np.cumsum(np.concatenate(([-self._costs.cpu_ahead_us], self._launch_us[positions])))
+        runs, entries = self._runs[positions], self._entries
+        running = positions[runs]
+        lengths_us, issued_us = self._run_us[running].tolist(), clock_us[1:][runs].tolist()
+        compute = ComputeQueue(running.tolist())
+        queues = Queues(_Staging(self._capacities), self._copy_lanes, compute, max(float(clock_us[-1]), 0.0))
+        # Between two of the ops that are looked at, kernels go into the queue as they are.
+        looked_at = np.flatnonzero(~runs) if exists is None else np.arange(len(positions))
+        columns = (positions[looked_at], np.cumsum(runs)[looked_at], clock_us[1:][looked_at])
+        done = 0
+        for position, end, at_us in zip(*(column.tolist() for column in columns), strict=True):
+            if end > done:
+                compute.lengths_us += lengths_us[done:end]
+                compute.issued_us += issued_us[done:end]
+                done = end
             entry = entries[position]
-            cpu_us += entry.launch_us
-            if entry.runs:
-                entry.item.issued_us = cpu_us
-                compute.append(entry.item)
-            elif entry.communicates:
-                self._issue_other(entry, cpu_us, queues, exists)
+            if entry is not None and entry.launch is None:
+                self._issue_launch(position, entry, at_us, queues, exists)
+            elif entry is not None:
+                self._issue_wait(position, entry, at_us, queues)
             if exists is not None:
-                exists.note(entry.op, len(compute))
-        queues.cpu_us = max(cpu_us, 0.0)
+                exists.note(self._program.ops[position], len(compute.lengths_us))
+        compute.lengths_us += lengths_us[done:]
+        compute.issued_us += issued_us[done:]
         return queues
 
-    def _issue_other(self, entry: _Entry, issued_us: float, queues: Queues, exists: _Existence | None) -> None:
-        """Launches and waits."""
-        item, op = entry.item, entry.op
-        if op.collective is not None:
-            if op.collective.by_copy:
-                self._make_room(entry, op.collective, issued_us, queues)
-            self._add_kernel(entry, issued_us, queues)
-            item.issue(issued_us, len(queues.compute) if exists is None else exists.gate(op))
-            queues.collectives.setdefault(entry.lane, []).append(item)
-            queues.launched.add(op.name)
-            return
-        if op.launch not in queues.launched:
-            raise IllegalSchedule(f"wait {op.name!r} comes before its launch {op.launch!r}: launch it first")
-        self._issue_wait(entry, issued_us, queues)
+    def _issue_launch(
+        self, position: int, entry: _Entry, issued_us: float, queues: Queues, exists: _Existence | None
+    ) -> None:
+        if entry.collective is not None and entry.collective.by_copy:
+            self._make_room(position, entry.collective, issued_us, queues)
+        if entry.kernel_us > 0:
+            queues.compute.run(position, entry.kernel_us, issued_us)
+        entry.item.issued_us = issued_us
+        entry.item.gate = len(queues.compute.lengths_us) if exists is None else exists.gate(entry.op)
+        queues.collectives.setdefault(entry.lane, []).append(entry.item)
+        queues.launched.add(position)
 
-    def _issue_wait(self, entry: _Entry, issued_us: float, queues: Queues) -> None:
-        if entry.op.name not in queues.waited:
-            queues.waited.add(entry.op.name)
-            entry.item.issued_us = issued_us
-            queues.compute.append(entry.item)
-            self._add_kernel(entry, issued_us, queues)
+    def _issue_wait(self, position: int, entry: _Entry, issued_us: float, queues: Queues) -> None:
+        if entry.launch not in queues.launched:
+            raise IllegalSchedule(
+                f"wait {entry.op.name!r} comes before its launch {entry.op.launch!r}: launch it first"
+            )
+        if position not in queues.waited:
+            queues.waited.add(position)
+            queues.compute.wait(entry.item, issued_us)
+            if entry.kernel_us > 0:
+                queues.compute.run(position, entry.kernel_us, issued_us)
 
-    def _make_room(self, entry: _Entry, collective: Collective, issued_us: float, queues: Queues) -> None:
+    def _make_room(self, position: int, collective: Collective, issued_us: float, queues: Queues) -> None:
         """Hold the compute lane until the place that a launch by copy takes is free.
 
         What a gather casts may only be put there when the peers have fetched what was there before; they have when this
         rank has, for all do the same. Gradients that lie there are summed first, which ``rewrite.places`` moves here.
         """
-        tenants = queues.staging.tenants_before(entry.op.name, collective)
-        if entry.room is None:
+        tenants, program = queues.staging.tenants_before(position, collective), self._program
+        if collective.kind is not CollectiveKind.ALL_GATHER:
             for tenant in tenants:
-                for wait in self._program.waits_of[tenant]:
-                    self._issue_wait(self._entries[self._program.index[wait]], issued_us, queues)
-        elif tenants:  # copies end in the order of their launches
-            entry.room.issued_us = issued_us
-            entry.room.launch = self._entries[self._program.index[tenants[-1]]].item
-            queues.compute.append(entry.room)
-
-    def _add_kernel(self, entry: _Entry, issued_us: float, queues: Queues) -> None:
-        if entry.kernel is not None:
-            entry.kernel.issued_us = issued_us
-            queues.compute.append(entry.kernel)
-
-    def _heard(self, order: Sequence[int] | None, *, everything: bool) -> list[int]:
-        """The order without the ops that nothing is issued for and that cost the CPU no time."""
-        positions = np.arange(len(self._entries)) if order is None else np.asarray(order, dtype=np.int64)
-        found: list[int] = (positions if everything else positions[self._counts[positions]]).tolist()
-        return found
+                for wait in map(program.index.__getitem__, program.waits_of[program.ops[tenant].name]):
+                    entry = self._entries[wait]
+                    if entry is not None:
+                        self._issue_wait(wait, entry, issued_us, queues)
+        elif tenants and (last := self._entries[tenants[-1]]):  # copies end in the order of their launches
+            queues.compute.wait(last.item, issued_us)
 
     @cached_property
     def _capacities(self) -> dict[Channel, int]:
         return capacities_bytes(self._program)
 
     @cached_property
-    def _entries(self) -> tuple[_Entry, ...]:
-        items = {op.name: self._item(op) for op in self._program.ops}
-        for op in self._program.ops:
-            if op.launch is not None:
-                items[op.name].launch = items[op.launch]
-        return tuple(self._entry(op, items[op.name]) for op in self._program.ops)
-
-    def _entry(self, op: OpNode, item: Item) -> _Entry:
-        costs, collective = self._costs, op.collective
-        kernel_us = costs.kernel_us.get(op.name, 0.0)
-        kernel = Item(op, kernel_us) if kernel_us > 0 else None
-        communicates = collective is not None or op.launch is not None
-        runs = op.kind is OpKind.COMPUTE and item.length_us > 0 and not communicates
-        lane = "" if collective is None else costs.lane_of(op.name, collective)
-        gathers = collective is not None and collective.by_copy and collective.kind is CollectiveKind.ALL_GATHER
-        room = Item(op, 0.0) if gathers else None
-        return _Entry(op, costs.launch_us.get(op.name, 0.0), item, runs, communicates, kernel, room, lane)
+    def _entries(self) -> list[_Entry | None]:
+        """By position, of launches and waits."""
+        program, costs = self._program, self._costs
+        items = {op.name: self._item(op) for op in program.launches}
+        found: list[_Entry | None] = [None] * len(program.ops)
+        for position, op in enumerate(program.ops):
+            if op.collective is not None:
+                lane, kernel_us = costs.lane_of(op.name, op.collective), costs.kernel_us.get(op.name, 0.0)
+                found[position] = _Entry(op, items[op.name], None, kernel_us, lane, op.collective)
+            elif op.launch is not None:
+                kernel_us = costs.kernel_us.get(op.name, 0.0)
+                found[position] = _Entry(op, items[op.launch], program.index[op.launch], kernel_us)
+        return found
 
     def _item(self, op: OpNode) -> Item:
-        costs, length_us = self._costs, self._costs.duration_us.get(op.name, 0.0)
-        if op.collective is not None:
-            wire = costs.wires.get(op.collective.group, "")
-            return Item(op, length_us, contention=costs.contention_of(op.name), wire=wire)
-        return Item(op, 0.0 if op.launch is not None else length_us)
+        costs = self._costs
+        wire = "" if op.collective is None else costs.wires.get(op.collective.group, "")
+        return Item(op, costs.duration_us.get(op.name, 0.0), costs.contention_of(op.name), wire)
+
+    @cached_property
+    def _run_us(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """By position, what the op takes on the compute lane."""
+        duration_us, ops = self._costs.duration_us, self._program.ops
+        return np.array([duration_us.get(op.name, 0.0) if op.kind is OpKind.COMPUTE else 0.0 for op in ops])
+
+    @cached_property
+    def _runs(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return self._run_us > 0
+
+    @cached_property
+    def _launch_us(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.array([self._costs.launch_us.get(op.name, 0.0) for op in self._program.ops])
 
     @cached_property
     def _counts(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        found = (entry.runs or entry.communicates or entry.launch_us != 0 for entry in self._entries)
-        return np.fromiter(found, dtype=np.bool_, count=len(self._entries))
+        """Whether anything is issued for an op, or it costs the CPU time."""
+        counts: np.ndarray[Any, np.dtype[np.bool_]] = self._runs | (self._launch_us != 0)
+        counts[[position for position, entry in enumerate(self._entries) if entry is not None]] = True
+        return counts
 
     @cached_property
     def _copy_lanes(self) -> frozenset[str]:
         """Copy engines, which need no multiprocessor."""
         found = set()
         for entry in self._entries:
-            collective = entry.op.collective
-            if collective is not None and (collective.by_copy or entry.lane != collective.group):
+            collective = None if entry is None else entry.collective
+            if entry is not None and collective and (collective.by_copy or entry.lane != collective.group):
                 found.add(entry.lane)
         return frozenset(found)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from overlap_pass.simulate.loads import LaneLoad
 from overlap_pass.simulate.precedence import Precedence
 
 __all__ = ["head_and_tail_us", "jackson_us"]
+
+_Times = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def head_and_tail_us(facts: Precedence, lanes: Sequence[LaneLoad], slowest: float) -> float:
@@ -49,25 +53,30 @@ class _Compute:
             if facts.is_compute[position]:
                 before_us[facts.before[position]] += duration_us
                 _add(behind_us, facts.after[position], duration_us)
-        self.own_us = [facts.duration_us[position] for position in facts.fixed]
-        self.before_us = list(accumulate(before_us))
-        self.behind_us = _suffix_sums(behind_us)
-        self.issued_us = [us - facts.cpu_ahead_us for us in accumulate(issued_us)]
+        self.own_us = np.array([facts.duration_us[position] for position in facts.fixed])
+        self.before_us = np.cumsum(before_us)[:-1]
+        self.behind_us = _suffix_sums(behind_us)[:-1]
+        self.issued_us = np.cumsum(issued_us)[:-1] - facts.cpu_ahead_us
 
     def until_us(self, rank: int) -> float:
         """All that has ended when the fixed op has; nothing for -1."""
-        return self.before_us[rank] + self.own_us[rank] if rank >= 0 else 0.0
+        return float(self.before_us[rank] + self.own_us[rank]) if rank >= 0 else 0.0
 
     def since_us(self, rank: int) -> float:
         """All that starts with the fixed op or after it; nothing for one past the last."""
-        return self.own_us[rank] + self.behind_us[rank] if rank < len(self.own_us) else 0.0
+        return float(self.own_us[rank] + self.behind_us[rank]) if rank < len(self.own_us) else 0.0
 
 
 class _LaneWindows:
-    """The collectives of one lane before and behind each fixed op; ``whole_us`` is the whole step by this lane."""
+    """The collectives of one lane before and behind each fixed op.
+
+    Attributes:
+        until_us: by rank, the least time until the fixed op starts.
+        since_us: by rank, the least time from the end of the fixed op to that of the step.
+        whole_us: the whole step by this lane.
+    """
 
     def __init__(self, lane: LaneLoad, facts: Precedence, compute: _Compute, slowest: float) -> None:
-        self._lane = lane
         count = len(facts.fixed)
         before, before_gain, behind, behind_gain, heads = ([0.0] * (count + 1) for _ in range(5))
         total_gain_us = 0.0
@@ -82,51 +91,37 @@ class _LaneWindows:
             head_us = facts.heads_us.get(job.launch, 0.0)
             heads[after + 1] += head_us if lane.gain_per_us * head_us <= gain_us else 0.0
             total_gain_us += gain_us
-        self._before, self._before_gain = list(accumulate(before)), list(accumulate(before_gain))
-        self._behind, self._behind_gain = _suffix_sums(behind), _suffix_sums(behind_gain)
-        lost_us = self._lost_gain_us(facts.compute_us, compute, list(accumulate(heads)))
-        self.whole_us = lane.span_us(facts.compute_us, lane.total_us, total_gain_us - lost_us)
+        before_gain_us, behind_gain_us = np.cumsum(before_gain)[:-1], _suffix_sums(behind_gain)[:-1]
+        self.until_us = _spans_us(lane, compute.before_us, np.cumsum(before)[:-1], before_gain_us)
+        self.since_us = _spans_us(lane, compute.behind_us, _suffix_sums(behind)[:-1], behind_gain_us)
+        # Fact 5: what the collectives before a fixed op, and those behind a later one, cannot gain for lack of compute. Heads
+        # could be put off behind the fixed op, but not without loss.
+        others_us = facts.compute_us - compute.own_us
+        late_us = others_us - compute.before_us - np.cumsum(heads)[:-1]
+        lost_before_us = before_gain_us - lane.gain_per_us * (others_us - compute.behind_us)
+        most_before_us = np.maximum.accumulate(np.maximum(lost_before_us, 0.0))
+        lost_us = most_before_us + np.maximum(behind_gain_us - lane.gain_per_us * late_us, 0.0)
+        self.whole_us = lane.span_us(facts.compute_us, lane.total_us, total_gain_us - float(lost_us.max(initial=0.0)))
 
-    def _lost_gain_us(self, compute_us: float, compute: _Compute, heads_us: Sequence[float]) -> float:
-        """Fact 5: what the collectives before a fixed op, and those behind a later one, cannot gain for lack of compute.
 
-        Args:
-            compute_us: all compute.
-            heads_us: by rank, compute that could be put off behind the fixed op, but not without loss.
-        """
-        most_us = most_before_us = 0.0
-        for rank, own_us in enumerate(compute.own_us):
-            early_us = compute_us - own_us - compute.behind_us[rank]
-            late_us = compute_us - own_us - compute.before_us[rank] - heads_us[rank]
-            most_before_us = max(most_before_us, self._before_gain[rank] - self._lane.gain_per_us * early_us)
-            most_us = max(
-                most_us, most_before_us, most_before_us + self._behind_gain[rank] - self._lane.gain_per_us * late_us
-            )
-        return most_us
-
-    def until_us(self, rank: int, compute_us: float) -> float:
-        """Least time until the fixed op starts, with so much compute before it."""
-        return self._lane.span_us(compute_us, self._before[rank], self._before_gain[rank])
-
-    def since_us(self, rank: int, compute_us: float) -> float:
-        """Least time from the end of the fixed op to that of the step, with so much compute behind it."""
-        return self._lane.span_us(compute_us, self._behind[rank], self._behind_gain[rank])
+def _spans_us(lane: LaneLoad, compute_us: _Times, communication_us: _Times, gain_us: _Times) -> _Times:
+    """:meth:`LaneLoad.span_us` of each rank."""
+    return compute_us + communication_us - np.minimum(gain_us, lane.gain_per_us * compute_us)
 
 
 def _floors(compute: _Compute, windows: Sequence[_LaneWindows]) -> list[float]:
     """By rank the least time until the fixed op starts."""
-    return [
-        max([compute.issued_us[rank], before_us, *(window.until_us(rank, before_us) for window in windows)])
-        for rank, before_us in enumerate(compute.before_us[:-1])
-    ]
+    return _largest([compute.issued_us, compute.before_us, *(window.until_us for window in windows)])
 
 
 def _rests(compute: _Compute, windows: Sequence[_LaneWindows]) -> list[float]:
     """By rank the least time from the start of the fixed op to the end of the step."""
-    return [
-        compute.own_us[rank] + max([behind_us, *(window.since_us(rank, behind_us) for window in windows)])
-        for rank, behind_us in enumerate(compute.behind_us[:-1])
-    ]
+    return _largest([compute.own_us + us for us in (compute.behind_us, *(window.since_us for window in windows))])
+
+
+def _largest(rows: Sequence[_Times]) -> list[float]:
+    found: list[float] = np.maximum.reduce(rows).tolist()
+    return found
 
 
 def jackson_us(jobs: Iterable[tuple[float, float, float]]) -> float:
@@ -163,5 +158,5 @@ def _add(sums: list[float], index: int, value: float) -> None:
         sums[index] += value
 
 
-def _suffix_sums(values: Sequence[float]) -> list[float]:
-    return list(accumulate(reversed(values)))[::-1]
+def _suffix_sums(values: Sequence[float]) -> _Times:
+    return np.cumsum(values[::-1])[::-1]

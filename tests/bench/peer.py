@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from overlap_pass.graph.dag import build_dag
@@ -120,9 +121,10 @@ class _Watched:
 def _ours(
     recorded: Recorded, strategy: Strategy, budget_bytes: int, rival_us: float, *, joined: bool
 ) -> tuple[str, ...]:
+    program = replace(recorded.program)  # with nothing kept from another plan of it
     began_s = time.process_time()
     watched = _Watched(strategy)
-    found = variants(recorded.program, recorded.priced, None if joined else 0)
+    found = variants(program, recorded.priced, None if joined else 0)
     chosen = choose(found, watched, budget_bytes)
     planning_s = time.process_time() - began_s
     problem, order = chosen.variant.problem, chosen.schedule.order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import replace
 
@@ -333,6 +334,23 @@ def test_the_bare_step_of_a_simulator_is_that_of_the_whole_result(
         assert (
             simulator.step_us(positions) == simulator.run(positions).step_us == simulate(program, costs, order).step_us
         )
+
+
+@settings(max_examples=100, deadline=None)
+@given(priced(), st.randoms(use_true_random=False), st.floats(0.2, 1.5), st.sampled_from((1.0, 1.3)))
+def test_a_step_with_a_limit_or_slower_collectives_is_that_without_or_of_such_prices(
+    case: tuple[Program, CostTable], draws: random.Random, share: float, stretch: float
+) -> None:
+    program, costs = case
+    slower = {op.name: costs.duration_us[op.name] * stretch for op in program.launches}
+    stretched = replace(costs, duration_us={**costs.duration_us, **slower})
+    names = random_order(build_dag(program), draws)
+    step_us = simulate(program, stretched, names).step_us
+    order, simulator = tuple(program.index[name] for name in names), Simulator(program, costs)
+    limit_us = share * step_us
+    for _ in range(2):  # the second time with what the first has left
+        assert simulator.step_us(order, limit_us, stretch=stretch) == (step_us if step_us <= limit_us else math.inf)
+        assert simulator.step_us(order, stretch=stretch) == step_us
 
 
 @settings(max_examples=100, deadline=None)

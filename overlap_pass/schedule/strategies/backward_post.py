@@ -25,9 +25,13 @@ class BackwardPost:
 
     def schedule(self, problem: Problem) -> Schedule:
         placement = Placement.of(problem)
-        order = place(placement, prefetch(placement, self._launch_at))
+        order = self.order(placement)
         names = tuple(problem.program.ops[p].name for p in order)
         return Schedule(self.name, names, explain(placement, order, "behind the unit before"))
+
+    def order(self, placement: Placement) -> tuple[int, ...]:
+        """The order alone, by position."""
+        return place(placement, prefetch(placement, self._launch_at))
 
     def _launch_at(self, units: tuple[Unit, ...], index: int) -> int:
         return units[index].start

@@ -33,9 +33,13 @@ class BackwardPre:
 
     def schedule(self, problem: Problem) -> Schedule:
         placement = Placement.of(problem)
-        order = place(placement, prefetch(placement, self._launch_at))
+        order = self.order(placement)
         names = tuple(problem.program.ops[p].name for p in order)
         return Schedule(spec(self), names, explain(placement, order, f"prefetch depth {self.depth}"))
+
+    def order(self, placement: Placement) -> tuple[int, ...]:
+        """The order alone, by position."""
+        return place(placement, prefetch(placement, self._launch_at))
 
     def _launch_at(self, units: tuple[Unit, ...], index: int) -> int:
         return units[index - self.depth].start if index >= self.depth else 0

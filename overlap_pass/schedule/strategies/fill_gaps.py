@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
 from overlap_pass.graph.program import Role
-from overlap_pass.schedule.compute_order import ComputeOrders, Filling
+from overlap_pass.schedule.compute_order import ComputeOrders, Filled, Filling
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.score import Score
@@ -22,8 +22,8 @@ __all__ = ["FillGaps"]
 
 _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SCHEDULED = 2
-_HOPELESS = 1.02
-"""Where the proven bound of compute as written is so far above that of any order, compute is moved first."""
+_NEAR = 1.01
+"""Orders of compute that end so much later than the first are not scheduled, by the clock of the pass that makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +58,39 @@ class FillGaps:
         return Schedule(spec(self), names, explain(Placement.of(problem), order, best.way.how))
 
     def _ways(self, problem: Problem, best: _Best) -> Iterator[_Way]:
-        """Compute as written and moved; where its proven bound is far above that of moved compute, as written comes last, if at all."""
-        written, score = _Way(problem, None, "compute as written"), best.score
-        moves = any(move.role is Role.ACTIVATION for move in Placement.of(problem).moves)
-        hopeless = moves and score.written_bound_us > score.bound_us * _HOPELESS
-        if not hopeless:
+        """Compute as written and moved, those first that are best without a budget; what is no better without one than another
+        within it is left out. Where compute as written reaches the bound without one, it comes first and may be enough."""
+        written = _Way(problem, None, "compute as written")
+        if not any(move.role is Role.ACTIVATION for move in Placement.of(problem).moves):
             yield written
-        if moves:
-            yield from self._moved(problem)
-        if hopeless and not best.beats(score.written_bound_us):
+            return
+        if best.score.is_close(written.free_us):
             yield written
+            yield from (way for way in self._moved(problem) if not best.beats(way.free_us))
+            return
+        for way in sorted((*self._moved(problem), written), key=lambda way: way.free_us):
+            if not best.beats(way.free_us):
+                yield way
 
     def _moved(self, problem: Problem) -> Iterator[_Way]:
-        """Compute moved, the most promising first."""
+        """Compute moved, the most promising first; without those that move nothing, or the same."""
         orders = problem.once(ComputeOrders)
         put_off_us, budget_bytes = self.put_off * orders.compute_us, problem.budget_bytes
-        filled = [
-            (orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us)), share)
-            for share in _AHEAD_SHARES
-        ]
-        for made, share in sorted(filled, key=lambda pair: pair[0].end_us)[:_SCHEDULED]:
-            how = f"compute moved, up to {share:.0%} of it ahead"
-            yield _Way(orders.problem(made, budget_bytes), made.order, how)
+
+        def filled(share: float) -> Filled:
+            return orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us))
+
+        least, most = filled(_AHEAD_SHARES[0]), filled(_AHEAD_SHARES[-1])
+        # Where the most freedom changes nothing, less would not either.
+        shares = _AHEAD_SHARES if least.timed != most.timed else _AHEAD_SHARES[:1]
+        seen = {orders.as_written}
+        ranked = sorted(shares, key=lambda share: filled(share).end_us)[:_SCHEDULED]
+        for share in ranked:
+            made = filled(share)
+            if made.timed not in seen and made.end_us <= filled(ranked[0]).end_us * _NEAR:
+                seen.add(made.timed)
+                how = f"compute moved, up to {share:.0%} of it ahead"
+                yield _Way(orders.problem(made, budget_bytes), made.order, how)
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,17 @@ class _Way:
     problem: Problem
     places: tuple[int, ...] | None
     how: str
+
+    @property
+    def free_us(self) -> float:
+        """What its first orders score without a budget; within one they are hardly ever better."""
+        return self.problem.once(_free_us)
+
+
+def _free_us(problem: Problem) -> float:
+    free = replace(problem, budget_bytes=None)
+    order, _ = LatestStart().before_tail(free, quick=True)
+    return Score(free).of(order)
 
 
 class _Best:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from overlap_pass.errors import OptionError
@@ -39,12 +39,12 @@ class LatestStart:
     """Least memory for the same hidden time.
 
     Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), those of eager FSDP, then a short
-    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the orders whose exact peak
-    keeps the budget the winner is chosen by
+    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the
+    orders whose exact peak keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
-    3. place on the ladder.
+    3. what was tried first.
 
     Options:
         margin: how many times its duration a gather is given before its first reader; 0 tries several.
@@ -68,106 +68,146 @@ class LatestStart:
         ended = hide_tail(problem, order, Score(problem))
         return ended, how if ended == order else f"{how}, compute put off behind the last launch"
 
+    def promise_us(self, problem: Problem) -> float:
+        """What the best of its first orders scores without a budget."""
+        ladder = problem.once(_Ladder)
+        return min(ladder.free_us(rung) for rung in self._first())
+
+    def _first(self) -> list[_Rung]:
+        return [*((self.margin or margin, share) for margin, share in _FIRST), _EARLY]
+
     def before_tail(self, problem: Problem, *, quick: bool = False) -> tuple[tuple[int, ...], str]:
         """The same without compute put off behind the last launch.
 
         Args:
-            quick: without the ladder of policies.
+            quick: without eager FSDP's policies and the ladder.
         """
-        score = Score(problem)
-        best: tuple[float, int, tuple[int, ...], str] | None = None
-        candidates = self._candidates(problem, score)
-        for order, how in itertools.islice(candidates, len(_FIRST) + 1) if quick else candidates:
-            peak_bytes = score.peak_bytes(order)
-            if not score.fits(peak_bytes):
-                continue
-            found = (score.below(order, math.inf if best is None else best[0]), peak_bytes)
-            if best is None or found < best[:2]:
-                best = (*found, order, how)
-            if score.is_close(best[0]):
-                break
-        if best is None:  # nothing fits, not even the tight order: planning turns this into an error
-            return Room.shared(problem).order, "least memory"
-        return best[2:]
-
-    def _candidates(self, problem: Problem, score: Score) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Each distinct order once: of the latest launches, of a policy that is good nearly always, of the earliest, of eager
-        FSDP's policies, then of the best others."""
-        placement, room = Placement.of(problem), Room.shared(problem)
-        ladder = problem.once(_Ladder)
-
-        def early(allowed_bytes: int | None) -> tuple[int, ...]:
-            return place(placement, launch_early(placement, room, allowed_bytes))
-
-        def found() -> Iterator[tuple[tuple[int, ...], str]]:
-            for margin, share in _FIRST:
-                rung = (self.margin or margin, share)
-                yield ladder.within(rung, score), _told(rung)
-            yield fit(early, problem.budget_bytes, score), "as early as memory allows"
+        search = _Search(problem)
+        search.follow(self._first())
+        if not quick and not search.done:
             for policy, order in problem.once(_eager_orders):
-                yield order, policy
-            for rung in ladder.best((self.margin,) if self.margin else _MARGINS, score):
-                yield ladder.within(rung, score), _told(rung)
-            yield room.order, "least memory"
+                search.offer(order, policy)
+            search.follow(search.ladder.best((self.margin,) if self.margin else _MARGINS))
+            search.offer(search.room.order, "least memory")
+        return search.order, search.how
 
-        seen: set[tuple[int, ...]] = set()
-        for order, how in found():
-            if order not in seen:
-                seen.add(order)
-                yield order, how
+
+class _Search:
+    """The best order for one problem and its budget so far; what cannot win is not looked at.
+
+    Attributes:
+        order, how: that order and how it came about; that of least memory until one fits.
+        best_us: its score, infinite until then.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.room, self.ladder = Room.shared(problem), problem.once(_Ladder)
+        self.order, self.how, self.best_us = self.room.order, "least memory", math.inf
+        self._score, self._peak_bytes = Score(problem), 0
+        self._seen: set[tuple[int, ...]] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether looking further would buy next to nothing."""
+        return self.best_us < math.inf and self._score.is_close(self.best_us)
+
+    def offer(self, order: tuple[int, ...], how: str) -> None:
+        """Take an order if it fits and is better."""
+        if self.done or order in self._seen:
+            return
+        self._seen.add(order)
+        peak_bytes = self._score.peak_bytes(order)
+        if self._score.fits(peak_bytes):
+            found = (self._score.below(order, self.best_us), peak_bytes)
+            if found < (self.best_us, self._peak_bytes):
+                (self.best_us, self._peak_bytes), self.order, self.how = found, order, how
+
+    def follow(self, rungs: Sequence[_Rung]) -> None:
+        """Offer what policies make.
+
+        First the orders without a budget that keep it, as they come; then, the most promising first, those that have to be made
+        for it. All of these add to the order of least memory, and a policy is hardly ever better with less: where the one does
+        not fit, or the other would not win, none is made.
+        """
+        tight = []
+        for rung in rungs:
+            if self.done:
+                return
+            free = self.ladder.free(rung)
+            if self._score.fits(self._score.peak_bytes(free)):
+                self.offer(free, _told(rung))
+            else:
+                tight.append(rung)
+        if self.done or not self._score.fits(self.room.smallest_bytes):
+            return
+        for rung in sorted(tight, key=self.ladder.free_us):
+            if self.ladder.free_us(rung) < self.best_us:
+                self.offer(self.ladder.within(rung, self._score), _told(rung))
 
 
 def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """The orders of eager FSDP's own policies, which no plan should be longer than."""
-    index = problem.program.index
-    found = (policy.schedule(problem) for policy in (BackwardPost(), BackwardPre()))
-    return tuple((made.strategy, tuple([index[name] for name in made.order])) for made in found)
+    placement = Placement.of(problem)
+    return tuple((spec(policy), policy.order(placement)) for policy in (BackwardPost(), BackwardPre()))
 
 
 _Rung = tuple[float, float]
 """A margin, and how far ahead of time a gather may go as a share of the step."""
+_EARLY: _Rung = (math.inf, math.inf)
+"""Launching early (``schedule.early``), which looks at neither."""
 
 
 def _told(rung: _Rung) -> str:
+    if rung == _EARLY:
+        return "as early as memory allows"
     return f"margin {rung[0]:g}, up to {rung[1]:.0%} of the step ahead"
 
 
 class _Ladder:
-    """The orders that policies make of one problem."""
+    """The orders that policies make of one problem, each made once without a budget and once for each that it does not fit."""
 
     def __init__(self, problem: Problem) -> None:
-        self._ground = Ground.shared(problem)
+        self._ground, self._free_score = Ground.shared(problem), Score(replace(problem, budget_bytes=None))
         self._step_us = sum(problem.costs.duration_us.values())
-        self._free: dict[_Rung, tuple[int, ...]] = {}
-        self._within: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
-
-    def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
-        """The order for a budget: that without one if it fits."""
-        free, key = self.free(rung), (rung, score.budget_bytes)
-        if key not in self._within:
-            made = None if score.fits(score.peak_bytes(free)) else self._fitted(rung, score)
-            self._within[key] = free if made is None else made
-        return self._within[key]
-
-    def _fitted(self, rung: _Rung, score: Score) -> tuple[int, ...]:
-        return fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
+        self._made: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
+        self._free_us: dict[_Rung, float] = {}
+        self._best: dict[tuple[float, ...], list[_Rung]] = {}
 
     def free(self, rung: _Rung) -> tuple[int, ...]:
         """The order without a budget."""
-        if rung not in self._free:
-            self._free[rung] = self._order(rung, None)
-        return self._free[rung]
+        return self.within(rung, self._free_score)
 
-    def best(self, margins: Sequence[float], score: Score) -> list[_Rung]:
+    def free_us(self, rung: _Rung) -> float:
+        """What that scores."""
+        if rung not in self._free_us:
+            self._free_us[rung] = self._free_score.of(self.free(rung))
+        return self._free_us[rung]
+
+    def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
+        """The order for a budget."""
+        key = (rung, score.budget_bytes)
+        if key not in self._made:
+            self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
+        return self._made[key]
+
+    def best(self, margins: tuple[float, ...]) -> list[_Rung]:
         """Those with the shortest distinct orders without a budget, shortest first."""
+        if margins not in self._best:
+            self._best[margins] = self._ranked(margins)[:_KEPT]
+        return self._best[margins]
+
+    def _ranked(self, margins: tuple[float, ...]) -> list[_Rung]:
         distinct: dict[tuple[int, ...], _Rung] = {}
         for rung in itertools.product(margins, _AHEAD_SHARES):
             distinct.setdefault(self.free(rung), rung)
-        steps_us = {rung: score.step_us(order) for order, rung in distinct.items()}
-        return sorted(steps_us, key=lambda rung: steps_us[rung])[:_KEPT]
+        steps_us = {rung: self._free_score.step_us(order) for order, rung in distinct.items()}
+        return sorted(steps_us, key=lambda rung: steps_us[rung])
 
     def _order(self, rung: _Rung, allowed_bytes: int | None) -> tuple[int, ...]:
         margin, share = rung
+        ground = self._ground
+        if rung == _EARLY:
+            return place(ground.placement, launch_early(ground.placement, ground.room, allowed_bytes))
         slack = _SLACK if margin >= _MARGINS[-1] else 0.0
-        wishes = feed(self._ground, Policy(margin, share * self._step_us, slack), allowed_bytes)
-        return place(self._ground.placement, wishes)
+        wishes = feed(ground, Policy(margin, share * self._step_us, slack), allowed_bytes)
+        return place(ground.placement, wishes)
