@@ -27,7 +27,7 @@ from overlap_pass.fsdp.module import READS, UNIT
 from overlap_pass.transport import ahead
 from overlap_pass.transport.ahead import Asked
 
-__all__ = ["SEPARABLE", "StepEdge"]
+__all__ = ["SEPARABLE", "StepEdge", "only"]
 
 _log = logging.getLogger("overlap_pass")
 
@@ -98,10 +98,10 @@ class StepEdge:
         self._stepping = True
         try:
             if first:
-                with _only(self.optimizer, first, inside=True):
+                with only(self.optimizer, first, inside=True):
                     self.optimizer.step()
                 self._launch(asked, parameters)
-            with _only(self.optimizer, first, inside=False):
+            with only(self.optimizer, first, inside=False):
                 self.optimizer.step()
         finally:
             self._stepping = False
@@ -183,7 +183,7 @@ def _of(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _only(optimizer: Optimizer, chosen: Collection[int], *, inside: bool) -> Iterator[None]:
+def only(optimizer: Optimizer, chosen: Collection[int], *, inside: bool) -> Iterator[None]:
     """An optimizer skips parameters without a gradient: take away those of all but the chosen (or of these), and give them back."""
     others = [parameter for parameter in _of(optimizer) if (id(parameter) in chosen) != inside]
     aside = [(parameter, parameter.grad) for parameter in others if parameter.grad is not None]
