@@ -111,7 +111,7 @@ class UnderWay:
 
     def is_current(self) -> bool:
         """Whether nothing that changes a version was done to the parameters since."""
-        return self.versions == self._versions() and self.stream == _stream(self.shards[0])
+        return self.versions == self._versions() and bool(self.stream == _stream(self.shards[0]))
 
     def check(self) -> None:
         """See that what was sent is what the shards are now.
