@@ -28,6 +28,9 @@ from overlap_pass.units import format_bytes, format_us
 
 __all__ = ["Ahead", "launched_ahead"]
 
+_SHOWN = 3
+"""Names of parameters in a summary."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
@@ -49,10 +52,12 @@ class Ahead:
 
     def summary(self) -> str:
         """For a log or a report."""
+        more = len(self.parameters) - _SHOWN
+        names = ", ".join(self.parameters[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
         return (
-            f"gathered across the step's edge: {', '.join(self.parameters)} ({format_bytes(self.held_bytes)} held through "
-            f"the optimizer): saves {format_us(self.saved_us)} a step where the optimizer behind their update takes "
-            f"{format_us(self.takes_us)} or more (predicted)"
+            f"gathered across the step's edge: {names} ({format_bytes(self.held_bytes)} held through the optimizer): saves "
+            f"{format_us(self.saved_us)} a step where what is updated behind them takes {format_us(self.takes_us)} or more "
+            "(predicted)"
         )
 
     def to_json(self) -> dict[str, Any]:
