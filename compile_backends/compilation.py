@@ -22,6 +22,7 @@ from overlap_pass.fsdp.gather import drop_unused_gathers, gathers_in
 from overlap_pass.fsdp.summary import captured
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
+from overlap_pass.memory.budget import Budget
 from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.profiling.modes import launching, mode_patches
@@ -35,7 +36,7 @@ from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.rewrite.transport import carry
 from overlap_pass.saved_plans import SavedPlans, pinned
-from overlap_pass.schedule.ahead import launched_ahead
+from overlap_pass.schedule.ahead import Room, launched_ahead
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.transport.choice import Carriers
 
@@ -107,7 +108,7 @@ class Compilation:
         plan = self._planned(program)
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
-        plan = self._with_ahead(graph, plan)
+        plan = self._with_ahead(graph, program, plan)
         give_places(graph)
         self.plans.append(plan)
         if roll_call.wanted():
@@ -123,19 +124,23 @@ class Compilation:
         if self.config.report is not None and is_first_rank():
             self._report(self.config.report)
 
+    @property
+    def _budget(self) -> Budget:
+        return self.config.memory_budget if self.by_budget is None else self.by_budget.budget
+
     def _planned(self, program: Program) -> Plan:
-        budget = self.config.memory_budget if self.by_budget is None else self.by_budget.budget
-        budget = budget_within(budget, program, self.plans)
+        budget = budget_within(self._budget, program, self.plans)
         if self.saved is not None:
             return replay(program, self.hardware, budget, self.saved.of(program))
         return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
 
-    def _with_ahead(self, graph: fx.Graph, plan: Plan) -> Plan:
+    def _with_ahead(self, graph: fx.Graph, written: Program, plan: Plan) -> Plan:
         """The plan with the gathers that the step before launches, which the graph then takes, in place."""
         if not self.ahead or plan.program.phase is not Phase.FORWARD or isinstance(self.config.strategy, AsWritten):
             return plan
-        order, possible = plan.schedule.order, could_be_ahead(graph)
-        ahead = launched_ahead(plan.program, self.hardware, order, possible, plan.budget_bytes)
+        room = Room(plan.budget_bytes, self._budget.extra_over_written(written))
+        alike, possible = self.config.launch_order == "agreed", could_be_ahead(graph)
+        ahead = launched_ahead(plan.program, self.hardware, plan.schedule.order, possible, room, alike=alike)
         if ahead is not None:
             take_ahead(graph, ahead.launches)
         return replace(plan, ahead=ahead)

@@ -6,30 +6,43 @@ touches no communication::
     in the graph      optimizer ████████   forward ▒▒▒░░███████
     across the edge   optimizer ██▒▒▒▒██   forward ███████            ▒ gathers, ░ nothing
 
-Those launched ahead are the first of the order, as many as fit: ranks then launch in the same order as without, however many
-each takes ahead. They may hold one FSDP unit, as prefetching does (256 MiB at least), and no more than the memory budget
-leaves. Both are counted as if they were launched before the first op of the graph, which is where they are still held from.
+Those launched ahead are the first of the order, so that ranks launch in the same order however many each takes ahead. How
+many is settled by
+
+- *gain*: what the forward gets shorter, less what the optimizer gets longer because gathers run beside it. Where launches are
+  agreed on, that is the least of what it is in steps that all ranks share (``schedule.agreement``), else that at this rank's
+  prices;
+- *memory*: through the optimizer they are held, with what was sent, beside shards and all gradients, which is what the end of a
+  backward holds; so they may take what the budget adds to that. In the forward they count from before its first op.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from overlap_pass.cost.collectives import collective_us
 from overlap_pass.cost.hardware import Hardware
-from overlap_pass.cost.model import CostTable, price
-from overlap_pass.graph.program import OpKind, Program
+from overlap_pass.cost.model import Contention, CostTable, price
+from overlap_pass.graph.program import Category, CollectiveKind, OpKind, Program
 from overlap_pass.memory.ledger import peak
-from overlap_pass.schedule.agreement import allowance
+from overlap_pass.schedule.agreement import COMPUTE_PER_TRAFFIC, reference_compute_us, reference_costs
+from overlap_pass.schedule.early import launch_at_once
+from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.simulate.engine import simulate
 from overlap_pass.units import format_bytes, format_us
 
-__all__ = ["Ahead", "launched_ahead"]
+__all__ = ["Ahead", "Room", "launched_ahead"]
 
 _SHOWN = 3
 """Names of parameters in a summary."""
+_WORTH = 0.05
+"""Of the time that gathers take: what does not save as much is not worth its memory."""
+_FRUITLESS = 4
+"""So many more are looked at behind the best number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,10 @@ class Ahead:
         launches: their names, in the order of the plan.
         parameters: what they gather.
         held_bytes: of gathered parameters, from the end of one step into the next.
-        takes_us: how long the communicator that is busy longest has to do with them: an optimizer that takes as long hides them.
-        saved_us: how much shorter the graph is where an optimizer does, by the simulation.
+        takes_us: how long they take beside compute, on the communicator that is busy longest: an optimizer that takes as long
+            hides them.
+        saved_us: how much shorter the step is where an optimizer does: the simulated graph, less what they cost the optimizer; what
+            all ranks agree on may be worth nothing on this one.
     """
 
     launches: tuple[str, ...]
@@ -53,10 +68,11 @@ class Ahead:
     def summary(self) -> str:
         """For a log or a report."""
         more = len(self.parameters) - _SHOWN
+        saved = format_us(self.saved_us) if self.saved_us > 0 else "nothing"
         names = ", ".join(self.parameters[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
         return (
             f"gathered across the step's edge: {names} ({format_bytes(self.held_bytes)} held through the optimizer): saves "
-            f"{format_us(self.saved_us)} a step where what is updated behind them takes {format_us(self.takes_us)} or more "
+            f"{saved} a step where what is updated behind them takes {format_us(self.takes_us)} or more "
             "(predicted)"
         )
 
@@ -64,8 +80,39 @@ class Ahead:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What bounds the memory of gathers that are ahead.
+
+    Attributes:
+        budget_bytes: bound on the peak of the graph, ``None`` for none.
+        extra_bytes: what it adds to the order as written, where that is said; alike on all ranks.
+    """
+
+    budget_bytes: int | None
+    extra_bytes: int | None
+
+    def allows(self, program: Program, order: Sequence[str], ahead: Sequence[str]) -> bool:
+        """Whether the launches ``ahead`` may be made before all else in an order."""
+        if self.budget_bytes is None:
+            return True
+        held_bytes = sum(_with_sent_bytes(program, name) for name in ahead)
+        left_bytes = self.extra_bytes
+        if left_bytes is None:  # gradients are as large as the shards that the graph holds
+            left_bytes = self.budget_bytes - 2 * sum(storage.size_bytes for storage in program.storages if storage.held)
+        return held_bytes <= left_bytes and (
+            peak(program, _moved_first(program, order, ahead)).peak_bytes <= self.budget_bytes
+        )
+
+
 def launched_ahead(
-    program: Program, hardware: Hardware, order: Sequence[str], possible: Sequence[str], budget_bytes: int | None
+    program: Program,
+    hardware: Hardware,
+    order: Sequence[str],
+    possible: Sequence[str],
+    room: Room,
+    *,
+    alike: bool = True,
 ) -> Ahead | None:
     """The gathers that are launched ahead of a forward; ``None`` for none.
 
@@ -73,33 +120,70 @@ def launched_ahead(
         program: a forward, with launches joined as planned.
         order: the planned one.
         possible: the first launches of that order, as far as each could be ahead.
-        budget_bytes: bound on the peak of the graph, ``None`` for none.
+        alike: how many is not to depend on what ranks may see differently, but for their memory.
     """
-    left_bytes, chosen = allowance(program), 0
-    for name in possible:
-        left_bytes -= _bytes(program, name)
-        if left_bytes < 0 or not _fits(program, _ahead_of_all(program, order, possible[: chosen + 1]), budget_bytes):
+    costs = price(program, hardware)
+    steps = _steps_alike(program, costs, order) if alike else [_Step(program, costs, order)]
+    best_us = best_takes_us = 0.0
+    chosen = 0
+    for count in range(1, len(possible) + 1):
+        if count > chosen + _FRUITLESS or not room.allows(program, order, possible[:count]):
             break
-        chosen += 1
+        ahead = possible[:count]
+        gain_us = min(step.saved_us(ahead) for step in steps) - _costs_us(program, hardware, ahead)
+        takes_us = _takes_us(program, hardware, ahead)
+        if gain_us - best_us > _WORTH * (takes_us - best_takes_us):
+            best_us, best_takes_us, chosen = gain_us, takes_us, count
     if not chosen:
         return None
-    launches, costs = tuple(possible[:chosen]), price(program, hardware)
-    before_us = simulate(program, costs, order).step_us
-    after_us = simulate(program, _without(program, costs, launches), order).step_us
+    launches = tuple(possible[:chosen])
+    with_host_ahead = replace(costs, cpu_ahead_us=sum(costs.launch_us[name] for name in launches))
     return Ahead(
         launches,
         tuple(_served(program, name) for name in launches),
         sum(_bytes(program, name) for name in launches),
         _takes_us(program, hardware, launches),
-        max(0.0, before_us - after_us),
+        _Step(program, with_host_ahead, order).saved_us(launches) - _costs_us(program, hardware, launches),
     )
 
 
-def _fits(program: Program, order: Sequence[str], budget_bytes: int | None) -> bool:
-    return budget_bytes is None or peak(program, order).peak_bytes <= budget_bytes
+@dataclass(frozen=True)
+class _Step:
+    """An order at some prices."""
+
+    program: Program
+    costs: CostTable
+    order: Sequence[str]
+
+    @cached_property
+    def step_us(self) -> float:
+        return simulate(self.program, self.costs, self.order).step_us
+
+    def saved_us(self, ahead: Sequence[str]) -> float:
+        """How much shorter it is where some launches, and casts for them alone, were done before it."""
+        without = _without(self.program, self.costs, ahead)
+        return self.step_us - simulate(self.program, without, self.order).step_us
 
 
-def _ahead_of_all(program: Program, order: Sequence[str], ahead: Sequence[str]) -> list[str]:
+def _steps_alike(program: Program, costs: CostTable, order: Sequence[str]) -> list[_Step]:
+    """Steps of the order of launches that no rank sees differently; the host is ahead, from the step before.
+
+    There, ops compute for as long as what they read travels. Looking up rows of an embedding does not, and comes first.
+    """
+    ordered = replace(program, ops=tuple(map(program.op, order)), launches_fixed=True)
+    placement = Placement.of_program(ordered)
+    names = [ordered.ops[position].name for position in place(placement, launch_at_once(placement))]
+    travel_us = {
+        name: time_us
+        for name, time_us in reference_compute_us(ordered, costs).items()
+        if ordered.op(name).category is not Category.INDEX
+    }
+    costs = replace(costs, launch_us=dict.fromkeys(costs.launch_us, 0.0))
+    computing = ({name: ratio * time_us for name, time_us in travel_us.items()} for ratio in COMPUTE_PER_TRAFFIC)
+    return [_Step(ordered, reference_costs(ordered, costs, compute_us), names) for compute_us in computing]
+
+
+def _moved_first(program: Program, order: Sequence[str], ahead: Sequence[str]) -> list[str]:
     """The order with some launches, and what they are made of, moved to its front."""
     front = _made_for(program, ahead).union(ahead)
     inputs = [name for name in order if program.op(name).kind is OpKind.INPUT]
@@ -121,30 +205,39 @@ def _made_for(program: Program, launches: Sequence[str]) -> set[str]:
 
 
 def _without(program: Program, costs: CostTable, launches: Sequence[str]) -> CostTable:
-    """Prices of the graph when the launches, and casts for them alone, were done before it."""
+    """Prices of the graph when the launches, and casts for them alone, were done before it; the host calls an operator still."""
     gone = set(launches)
     for name in sorted(_made_for(program, launches), key=lambda name: -program.index[name]):
         if all(program.ops[reader].name in gone for reader in program.readers[program.index[name]]):
             gone.add(name)
-    nothing = dict.fromkeys(gone, 0.0)
     kernels = {name: time_us for name, time_us in costs.kernel_us.items() if name not in gone}
+    launch_us = dict.fromkeys(gone.difference(launches), 0.0)
     return replace(
         costs,
-        duration_us={**costs.duration_us, **nothing},
-        launch_us={**costs.launch_us, **nothing},
+        duration_us={**costs.duration_us, **dict.fromkeys(gone, 0.0)},
+        launch_us={**costs.launch_us, **launch_us},
         kernel_us=kernels,
     )
 
 
 def _takes_us(program: Program, hardware: Hardware, launches: Sequence[str]) -> float:
-    """On the communicators, which carry what is ahead even where copy engines carry the rest."""
-    lanes: dict[str, float] = {}
+    """Of the communicator that is busy longest: those carry what is ahead even where copy engines carry the rest."""
+    lanes: dict[str, float] = defaultdict(float)
+    beside = _contention(hardware).communication_beside_compute
     for name in launches:
         collective = program.op(name).collective
         if collective is not None:
-            alone_us = collective_us(replace(collective, by_copy=False), hardware)
-            lanes[collective.group] = lanes.get(collective.group, 0.0) + alone_us
+            lanes[collective.group] += collective_us(replace(collective, by_copy=False), hardware) * beside
     return max(lanes.values(), default=0.0)
+
+
+def _costs_us(program: Program, hardware: Hardware, launches: Sequence[str]) -> float:
+    """How much longer an optimizer takes that they run beside."""
+    return _takes_us(program, hardware, launches) * (1.0 - 1.0 / _contention(hardware).compute_beside_communication)
+
+
+def _contention(hardware: Hardware) -> Contention:
+    return hardware.contention_by_kind.get(CollectiveKind.ALL_GATHER, hardware.contention)
 
 
 def _served(program: Program, name: str) -> str:
@@ -155,3 +248,8 @@ def _served(program: Program, name: str) -> str:
 def _bytes(program: Program, name: str) -> int:
     collective = program.op(name).collective
     return 0 if collective is None else collective.payload_bytes
+
+
+def _with_sent_bytes(program: Program, name: str) -> int:
+    collective = program.op(name).collective
+    return 0 if collective is None else collective.payload_bytes + collective.payload_bytes // collective.group_size
