@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from overlap_pass.errors import OptionError
 from overlap_pass.fsdp.convert import make_traceable
@@ -73,10 +74,11 @@ class StepEdge:
         self._owner = id(self)
         self._stepping = False
         self._fruitless = 0
-        self._hook = optimizer.register_step_post_hook(_dropping(weakref.ref(self)))
+        before, behind = _around_steps(weakref.ref(self))
+        self._hooks = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(behind))
         self._let(ahead_of_graphs=True)
         # What nobody can take any more is not to be written to when its memory has another owner.
-        self._finalizer = weakref.finalize(self, ahead.drop, self._owner)
+        self._finalizer = weakref.finalize(self, _let_go, self._owner, self._hooks)
 
     @property
     def under_way_bytes(self) -> int:
@@ -89,7 +91,7 @@ class StepEdge:
         Raises:
             OptionError: the optimizer has hooks around its steps, which would run for each part.
         """
-        _check(self.optimizer, ours=self._hook.id)
+        _check(self.optimizer, ours=len(self._hooks))
         self.drop()
         parameters = self._parameters()
         asked = ahead.asked_by(parameters.keys())
@@ -113,7 +115,6 @@ class StepEdge:
     def close(self) -> None:
         """Launch nothing any more. Graphs are compiled again, as without."""
         self._finalizer()
-        self._hook.remove()
         self._let(ahead_of_graphs=False)
 
     def _launch(self, asked: Sequence[Asked], parameters: dict[int, DTensor]) -> None:
@@ -151,7 +152,7 @@ class StepEdge:
             )
 
 
-def _check(optimizer: Optimizer, ours: int | None = None) -> None:
+def _check(optimizer: Optimizer, ours: int = 0) -> None:
     name = type(optimizer).__name__
     if type(optimizer) not in SEPARABLE:
         known = ", ".join(known.__name__ for known in SEPARABLE)
@@ -165,11 +166,11 @@ def _check(optimizer: Optimizer, ours: int | None = None) -> None:
                 f"param_groups[{number}] of {name} mixes devices or kinds of tensors, so that torch takes one implementation for "
                 "all of them and another for a part: say foreach=True or foreach=False"
             )
-    hooks = [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
-    if len(hooks) > (ours in hooks):
+    hooks = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks) - ours
+    if hooks:
         raise OptionError(
-            f"{name} has {len(hooks) - (ours in hooks)} hooks around its steps, and StepEdge steps it twice: call what they do "
-            "before or behind StepEdge.step()"
+            f"{name} has {hooks} hooks around its steps, and StepEdge steps it twice: call what they do before or behind "
+            "StepEdge.step(), and close() a StepEdge that the optimizer has already"
         )
 
 
@@ -196,12 +197,23 @@ def only(optimizer: Optimizer, chosen: Collection[int], *, inside: bool) -> Iter
             parameter.grad = gradient
 
 
-def _dropping(edge: weakref.ref[StepEdge]):  # type: ignore[no-untyped-def]
-    """A hook behind a step of the optimizer that is none of the edge's: what it has launched is of no use any more."""
+def _let_go(owner: int, hooks: Sequence[RemovableHandle]) -> None:
+    ahead.drop(owner)
+    for hook in hooks:
+        hook.remove()
+
+
+def _around_steps(edge: weakref.ref[StepEdge]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Hooks before and behind each step: parameters are written to when no check reads them; and where the step is none of the
+    edge's, what that has launched is of no use any more."""
+
+    def before(optimizer: Optimizer, *_: object) -> None:
+        for device in {parameter.device for parameter in _of(optimizer)}:
+            ahead.join_checks(device)
 
     def behind(*_: object) -> None:
         found = edge()
         if found is not None and not found._stepping:
             found.drop()
 
-    return behind
+    return before, behind

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,7 +30,17 @@ from overlap_pass.errors import TransportError
 from overlap_pass.transport import collectives
 from overlap_pass.transport.ops import define
 
-__all__ = ["GATHER_AHEAD", "Asked", "Gather", "UnderWay", "asked_by", "drop", "launch", "under_way_bytes"]
+__all__ = [
+    "GATHER_AHEAD",
+    "Asked",
+    "Gather",
+    "UnderWay",
+    "asked_by",
+    "drop",
+    "join_checks",
+    "launch",
+    "under_way_bytes",
+]
 
 _FUNCTIONAL = torch.ops._c10d_functional
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -116,22 +127,44 @@ class UnderWay:
     def check(self) -> None:
         """See that what was sent is what the shards are now.
 
+        On CUDA a stream of its own does, beside the begin of the graph, and a difference stops the device; before parameters are
+        written to again, :func:`join_checks` waits for it.
+
         Raises:
-            TransportError: it is not. On CUDA the device raises instead, behind this, and before anything is computed with it.
+            TransportError: off CUDA, where it is not.
         """
-        for sent, now in zip(self.sent, self.gather.sent(self.shards), strict=True):
-            bits = _INTEGERS[sent.itemsize]
-            same = (sent.view(bits) == now.view(bits)).all()
-            if same.is_cuda:
-                torch._assert_async(same, _CHANGED)
-            elif not same:
+        if self.stream is None:
+            if not self._is_unchanged():
                 raise TransportError(_CHANGED)
+            return
+        aside = _checking(self.shards[0].device)
+        aside.wait_stream(self.stream)
+        with torch.cuda.stream(aside):
+            torch._assert_async(self._is_unchanged(), _CHANGED)
+        for sent in self.sent:
+            sent.record_stream(aside)
+
+    def _is_unchanged(self) -> Tensor:
+        pairs = zip(self.sent, self.gather.sent(self.shards), strict=True)
+        same = [(sent.view(_INTEGERS[sent.itemsize]) == now.view(_INTEGERS[now.itemsize])).all() for sent, now in pairs]
+        return torch.stack(same).all()
 
     def finish(self) -> None:
         """Wait for it, on the stream whose memory it is in; then its memory may go."""
         with torch.cuda.stream(self.stream):
             for result in self.results:
                 _FUNCTIONAL.wait_tensor(result)
+
+
+@cache
+def _checking(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def join_checks(device: torch.device) -> None:
+    """Hold what is launched from here on until no check reads a shard any more."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).wait_stream(_checking(device))
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -98,6 +98,16 @@ def test_hooks_around_steps_are_refused_when_they_would_run_twice() -> None:
         edge.step()
 
 
+def test_an_optimizer_has_one_edge_at_a_time() -> None:
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    edge = StepEdge(model, optimizer)
+    with pytest.raises(OptionError, match=r"close\(\) a StepEdge that the optimizer has already"):
+        StepEdge(model, optimizer)
+    edge.close()
+    StepEdge(model, optimizer).step()
+
+
 def test_a_group_of_which_a_part_could_be_computed_otherwise_is_refused() -> None:
     model = sharded()
     parameters = [*model.parameters(), nn.Parameter(torch.zeros(1, device="meta"))]
