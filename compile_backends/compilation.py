@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx as fx
+from torch._inductor import config as inductor_config
 
 from compile_backends import roll_call
 from compile_backends.identity import capture_digest, place_in_world, rank_of_world, source_digest
 from compile_backends.trail import with_trail
 from overlap_pass.config import Config
 from overlap_pass.cost.hardware import Hardware
-from overlap_pass.errors import PlanError
-from overlap_pass.fsdp.gather import drop_unused_gathers
+from overlap_pass.errors import OptionError, PlanError
+from overlap_pass.fsdp.gather import drop_unused_gathers, gathers_in
 from overlap_pass.fsdp.summary import captured
-from overlap_pass.graph.program import Program
+from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
+from overlap_pass.memory.budget import Budget
 from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
-from overlap_pass.profiling.modes import launching
+from overlap_pass.profiling.modes import launching, mode_patches
 from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
+from overlap_pass.rewrite.ahead import could_be_ahead, take_ahead
 from overlap_pass.rewrite.coalesce import coalesce_nodes
 from overlap_pass.rewrite.over_gloo import gather_by_base
 from overlap_pass.rewrite.places import give_places
@@ -33,6 +36,8 @@ from overlap_pass.rewrite.reorder import reorder
 from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.rewrite.transport import carry
 from overlap_pass.saved_plans import SavedPlans, pinned
+from overlap_pass.schedule.ahead import Room, launched_ahead
+from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.transport.choice import Carriers
 
 __all__ = ["Compilation"]
@@ -51,6 +56,7 @@ class Compilation:
         identity: digest of all that shapes a plan besides the graph, for compile caches.
         by_budget: with ``reshard="auto"``, the partitioner that decides what stays from forward to backward.
         captured: what the graph gathers, in words; ``None`` for nothing.
+        ahead: whether the first gathers of a forward may be launched by the step before it.
         saved: this rank's saved plans, if these are to be run.
         plans: one per planned graph, in the order of compilation (forward first).
         call: what the graph planned last launches, if ranks are to compare that before it runs.
@@ -62,6 +68,7 @@ class Compilation:
     identity: str
     by_budget: PartitionByBudget | None = None
     captured: str | None = None
+    ahead: bool = False
     saved: SavedPlans | None = None
     plans: list[Plan] = field(default_factory=list)
     call: roll_call.Call | None = None
@@ -83,7 +90,7 @@ class Compilation:
         )
         identity = "-".join(shaped_by)
         by_budget = PartitionByBudget(hardware, config.memory_budget, carriers) if config.reshard == "auto" else None
-        return cls(config, hardware, carriers, identity, by_budget, captured(gm), saved)
+        return cls(config, hardware, carriers, identity, by_budget, captured(gm), _may_be_ahead(gm, config), saved)
 
     def prepare(self, graph: fx.Graph) -> None:
         """Plan a forward or backward graph, in place, and write what it launches as its communicators can take it."""
@@ -101,12 +108,15 @@ class Compilation:
         plan = self._planned(program)
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
+        plan = self._with_ahead(graph, program, plan)
         give_places(graph)
         self.plans.append(plan)
         if roll_call.wanted():
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)
         announce(plan)
         _log.info(plan.summary())
+        if plan.ahead is not None:
+            _log.info("%s: %s", plan.program.name, plan.ahead.summary())
         for note in plan.notes:
             _log.info("%s: %s", plan.program.name, note)
         if self.config.save_plan is not None:
@@ -114,12 +124,26 @@ class Compilation:
         if self.config.report is not None and is_first_rank():
             self._report(self.config.report)
 
+    @property
+    def _budget(self) -> Budget:
+        return self.config.memory_budget if self.by_budget is None else self.by_budget.budget
+
     def _planned(self, program: Program) -> Plan:
-        budget = self.config.memory_budget if self.by_budget is None else self.by_budget.budget
-        budget = budget_within(budget, program, self.plans)
+        budget = budget_within(self._budget, program, self.plans)
         if self.saved is not None:
             return replay(program, self.hardware, budget, self.saved.of(program))
         return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
+
+    def _with_ahead(self, graph: fx.Graph, written: Program, plan: Plan) -> Plan:
+        """The plan with the gathers that the step before launches, which the graph then takes, in place."""
+        if not self.ahead or plan.program.phase is not Phase.FORWARD or isinstance(self.config.strategy, AsWritten):
+            return plan
+        room = Room(plan.budget_bytes, self._budget.extra_over_written(written))
+        alike, possible = self.config.launch_order == "agreed", could_be_ahead(graph)
+        ahead = launched_ahead(plan.program, self.hardware, plan.schedule.order, possible, room, alike=alike)
+        if ahead is not None:
+            take_ahead(graph, ahead.launches)
+        return replace(plan, ahead=ahead)
 
     def guarded(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """The code of the graph planned last; where debugging is wanted behind a comparison of ranks, and watched."""
@@ -153,3 +177,18 @@ class Compilation:
         if self.by_budget is not None:
             pairs.update(self.by_budget.setting())
         return tuple(pairs.items())
+
+
+def _may_be_ahead(gm: fx.GraphModule, config: Config) -> bool:
+    """Whether a StepEdge is there for what the graph gathers.
+
+    Raises:
+        OptionError: the graph is to be recorded, and a record cannot take what is there once.
+    """
+    if not any(spec.ahead for spec, _ in gathers_in(gm)):
+        return False
+    if mode_patches(config.mode).get("triton.cudagraphs", inductor_config.triton.cudagraphs):
+        raise OptionError(
+            f"mode={config.mode!r} records CUDA graphs, and a StepEdge launches gathers outside of them: leave one of the two out"
+        )
+    return True

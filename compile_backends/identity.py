@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 import torch.fx as fx
 
 import overlap_pass
+from overlap_pass.fsdp.gather import gathers_in
 from overlap_pass.graph.read import ANNOTATION
 
 __all__ = ["capture_digest", "place_in_world", "rank_of_world", "source_digest"]
@@ -42,8 +45,8 @@ def rank_of_world() -> str:
 
 
 def capture_digest(gm: fx.GraphModule) -> str:
-    """Digest of the capture's annotations (unit, parameter, reshard), which torch's own cache keys leave out."""
-    notes = []
+    """Digest of what the capture notes on nodes (unit, parameter, reshard, ahead), which torch's own cache keys leave out."""
+    notes: list[Any] = [(asdict(spec), reshard) for spec, reshard in gathers_in(gm)]
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlap_pass.fsdp.convert import is_traceable, make_traceable, restore
+    from overlap_pass.fsdp.edge import StepEdge
     from overlap_pass.fsdp.sharding import shard
     from overlap_pass.profiling.trace_plan import plan_model as plan
     from overlap_pass.profiling.verify import verify
 
-__all__ = ["__version__", "is_traceable", "make_traceable", "plan", "restore", "shard", "verify"]
+__all__ = ["StepEdge", "__version__", "is_traceable", "make_traceable", "plan", "restore", "shard", "verify"]
 
 __version__ = "0.1.0"
 
 # Public name -> (module, name in it).
 _EXPORTS = {
+    "StepEdge": ("overlap_pass.fsdp.edge", "StepEdge"),
     "is_traceable": ("overlap_pass.fsdp.convert", "is_traceable"),
     "make_traceable": ("overlap_pass.fsdp.convert", "make_traceable"),
     "plan": ("overlap_pass.profiling.trace_plan", "plan_model"),

@@ -20,6 +20,7 @@ from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.ledger import Lifetimes, MemoryProfile, compiled_peak, peak, resident_bytes
 from overlap_pass.registry import parse
+from overlap_pass.schedule.ahead import Ahead
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, unjoinable
@@ -61,6 +62,7 @@ class Plan:
         bound: no legal order is faster than this; where the schedule keeps the order of compute, none that keeps it too.
         hardware: name of the hardware file.
         notes: what the reader should know (a refused schedule, ops without a price, …).
+        ahead: gathers that the step before launches; the figures above are those of a step whose gathers it does not.
     """
 
     program: Program
@@ -74,6 +76,7 @@ class Plan:
     bound: Bound
     hardware: str
     notes: tuple[str, ...] = ()
+    ahead: Ahead | None = None
 
     @property
     def gap_percent(self) -> float:
@@ -127,6 +130,7 @@ class Plan:
                 "bound_us": self.bound.step_us,
                 "bound_by": self.bound.by,
             },
+            "ahead": self.ahead and self.ahead.to_json(),
             "skeleton": self.skeleton,
             "notes": list(self.notes),
         }

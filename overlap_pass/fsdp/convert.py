@@ -8,6 +8,7 @@ optimizer and checkpoints stay what they were: the ``nn.Parameter`` objects are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from torch import nn
 from torch._dynamo import OptimizedModule
@@ -141,6 +142,7 @@ def _read(unit: Unit, parameter: ParameterSpec) -> ParameterRead:
         unit,
         parameter.gather.parameter,
         parameter.gather.to_json(),
+        replace(parameter.gather, ahead=True).to_json(),
         parameter.gather.replicate_group is not None,
         parameter.view.tensor_parallel,
         Accumulator(parameter.gather.parameter),

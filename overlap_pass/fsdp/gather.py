@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from overlap_pass.errors import ConversionError
 from overlap_pass.fsdp.accumulation import GRADIENT, SHARD, Accumulator, Point, add_held
 from overlap_pass.graph.read import ANNOTATION
 
-__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather", "reduce_held"]
+__all__ = ["ANNOTATION", "GatherSpec", "Reduction", "drop_unused_gathers", "gather", "gathers_in", "reduce_held"]
 
 ReduceOp = Literal["avg", "sum"]
 
@@ -67,6 +68,7 @@ class GatherSpec:
             without one.
         divide_factor: what the sum of the gradients is divided by, ``None`` for the number of ranks.
         sum_only: use no collective but sums.
+        ahead: the gather may be launched before the graph that it stands in (``fsdp.edge``).
     """
 
     unit: str
@@ -83,6 +85,7 @@ class GatherSpec:
     replicate_ranks: int
     divide_factor: float | None
     sum_only: bool
+    ahead: bool = False
 
     @property
     def padded(self) -> bool:
@@ -177,7 +180,8 @@ def gather(
             f"{spec.parameter}: gradients are held back in {leaf.dtype} but come in {expected} since the model's dtype was "
             "changed: call set_requires_gradient_sync(False) again behind that"
         )
-    with traceback.annotate({ANNOTATION: {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}}):
+    note: dict[str, Any] = {"unit": spec.unit, "parameter": spec.parameter, "reshard": reshard}
+    with traceback.annotate({ANNOTATION: {**note, "ahead": True} if spec.ahead else note}):
         # The shard of a gradient that is held back gets none: not zeros either, which torch 2.11 makes of that.
         source = parameter if leaf is None else parameter.detach()
         shard = source.to_local(grad_placements=parameter.placements)
@@ -198,6 +202,14 @@ def reduce_held(parameter: Tensor, spec: GatherSpec, accumulator: Accumulator, h
         accumulator.sums[SHARD] = shard
         return None
     return _finish(shard, spec, parameter.to_local().shape[0], parameter.dtype)
+
+
+def gathers_in(gm: GraphModule) -> Iterator[tuple[GatherSpec, bool]]:
+    """What a Dynamo graph gathers, graphs inside it included: how, and whether again in backward."""
+    for module in gm.modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            if node.target is gather:
+                yield GatherSpec.from_json(node.args[1]), node.args[2]
 
 
 def drop_unused_gathers(gm: GraphModule) -> int:

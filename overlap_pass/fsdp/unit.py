@@ -63,6 +63,7 @@ class Unit:
     Attributes:
         fqn: qualified name of its module, ``""`` for the root.
         reshard: whether graphs gather again in backward (ZeRO-3).
+        ahead: whether gathers may be launched before the graph that they stand in.
         reduces: whether a backward reduces its gradients; else they wait for one that does.
         all_reduces: whether it also reduces them over the replicas (HSDP).
         accumulates: whether any of the two was ever off: graphs look for gradients that wait from then on.
@@ -73,7 +74,7 @@ class Unit:
     """
 
     __slots__ = (
-        "__weakref__", "accumulates", "all_reduces", "depth", "device", "fqn", "gathered", "input_dtype", "output_dtype",
+        "__weakref__", "accumulates", "ahead", "all_reduces", "depth", "device", "fqn", "gathered", "input_dtype", "output_dtype",
         "owned", "reduces", "reshard", "run",
     )  # fmt: skip
 
@@ -92,7 +93,7 @@ class Unit:
         self.run.units.append(self)
         self.reshard = reshard
         self.reduces = self.all_reduces = True
-        self.accumulates = False
+        self.accumulates = self.ahead = False
         self.input_dtype = input_dtype
         self.output_dtype = output_dtype
         self.device = device
@@ -215,6 +216,7 @@ class ParameterRead:
         unit: that it belongs to.
         key: its qualified name.
         how: its :class:`GatherSpec` as JSON.
+        how_ahead: the same where its gather may be ahead.
         replicated: whether its gradient is all-reduced behind the reduce-scatter (HSDP).
         outer: the DTensor that the gathered parameter is part of, under tensor parallelism.
         accumulator: of gradients that wait.
@@ -223,6 +225,7 @@ class ParameterRead:
     unit: Unit
     key: str
     how: str
+    how_ahead: str
     replicated: bool
     outer: TensorParallelView | None
     accumulator: Accumulator
@@ -244,12 +247,13 @@ class ParameterRead:
         return unit.gathered[self.key]
 
     def gather(self, parameter: nn.Parameter) -> Tensor:
+        how = self.how_ahead if self.unit.ahead else self.how
         if self.unit.accumulates and parameter.requires_grad:
             hold = self.hold
             leaf = None if hold is None else self.accumulator.leaves[hold]
-            full = gather(parameter, self.how, self.unit.reshard, self.accumulator.key, hold, leaf)
+            full = gather(parameter, how, self.unit.reshard, self.accumulator.key, hold, leaf)
         else:
-            full = gather(parameter, self.how, self.unit.reshard)
+            full = gather(parameter, how, self.unit.reshard)
         if self.outer is None:
             return full
         mesh, placements = self.outer.mesh, self.outer.placements

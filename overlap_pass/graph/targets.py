@@ -33,6 +33,7 @@ _FUNCTIONAL = "_c10d_functional"
 _OURS = {
     "gather_start": CollectiveKind.ALL_GATHER,
     "gather_start_coalesced": CollectiveKind.ALL_GATHER,
+    "gather_ahead": CollectiveKind.ALL_GATHER,
     "exchange_start": CollectiveKind.REDUCE_SCATTER,
     "exchange_start_coalesced": CollectiveKind.REDUCE_SCATTER,
 }

@@ -46,8 +46,12 @@ def compare_plans(
         bound_us=sum(plan.bound.step_us for plan in plans),
         setting=setting,
         decisions=tuple(decision for plan in plans for decision in plan.schedule.decisions),
-        notes=tuple(f"{plan.program.name}: {note}" for plan in plans for note in plan.notes),
+        notes=tuple(f"{plan.program.name}: {note}" for plan in plans for note in _notes(plan)),
     )
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    return plan.notes if plan.ahead is None else (*plan.notes, plan.ahead.summary())
 
 
 def write(comparison: Comparison, path: Path) -> None:

@@ -37,10 +37,13 @@ from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.memory.staging import staging_bytes
 from overlap_pass.schedule.placement import AFTER, ANCHOR, BEFORE, WAITS, Key, Move, Placement, place
 
-__all__ = ["added_bytes", "agreed", "reference_compute_us", "reference_costs"]
+__all__ = ["COMPUTE_PER_TRAFFIC", "added_bytes", "agreed", "reference_compute_us", "reference_costs"]
 
 _LEAST_ALLOWANCE_BYTES = 256 * 2**20
 """Ahead of their readers even where units are small: an NVLink carries that much in about a millisecond."""
+
+COMPUTE_PER_TRAFFIC = (1.0, 3.0)
+"""Steps that are looked at where a rank's own must not be: one that is half traffic, and one with little of it."""
 
 
 def agreed(program: Program, share: float = 1.0, *, as_written: bool = False) -> Program:

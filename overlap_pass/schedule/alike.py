@@ -18,7 +18,13 @@ from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
-from overlap_pass.schedule.agreement import added_bytes, agreed, reference_compute_us, reference_costs
+from overlap_pass.schedule.agreement import (
+    COMPUTE_PER_TRAFFIC,
+    added_bytes,
+    agreed,
+    reference_compute_us,
+    reference_costs,
+)
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.early import launch_at_once
 from overlap_pass.schedule.explain import told_again
@@ -35,9 +41,6 @@ from overlap_pass.simulate.engine import Simulator
 __all__ = ["LOCAL", "Terms", "choose_alike"]
 
 _SHARES = (1.0, 0.5, 0.25, 0.0)
-
-_COMPUTE_PER_TRAFFIC = (1.0, 3.0)
-"""Steps that candidates are judged by: one that is half traffic, and one with little of it."""
 
 _NEAR = 0.01
 """Between two ways of joining whose steps at reference prices differ by less, what is added decides, where the budget bounds it:
@@ -158,7 +161,7 @@ class _Bench:
         placement = Placement.of_program(program)
         order = place(placement, launch_at_once(placement))
         steps_us = []
-        for ratio in _COMPUTE_PER_TRAFFIC:
+        for ratio in COMPUTE_PER_TRAFFIC:
             compute_us = {name: ratio * travel_us for name, travel_us in self._travel_us.items()}
             table = reference_costs(program, costs, compute_us)
             steps_us.append(Simulator(program, table).step_us(order))

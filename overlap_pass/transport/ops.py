@@ -23,7 +23,14 @@ from overlap_pass.memory.places import Place
 from overlap_pass.transport import collectives
 from overlap_pass.transport.total import Total
 
-__all__ = ["EXCHANGE_FINISH", "EXCHANGE_START", "EXCHANGE_START_COALESCED", "GATHER_START", "GATHER_START_COALESCED"]
+__all__ = [
+    "EXCHANGE_FINISH",
+    "EXCHANGE_START",
+    "EXCHANGE_START_COALESCED",
+    "GATHER_START",
+    "GATHER_START_COALESCED",
+    "define",
+]
 
 _library = torch.library.Library("overlap_pass", "FRAGMENT")
 
@@ -110,7 +117,8 @@ def _rows(token: Tensor, gradient: Tensor, *how: Any) -> Tensor:
     return gradient.new_empty((gradient.shape[0] // group_size, *gradient.shape[1:]), dtype=Total.parse(total).dtype)
 
 
-def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any], *tags: torch.Tag) -> Any:
+def define(schema: str, run: Callable[..., Any], shape: Callable[..., Any], *tags: torch.Tag) -> Any:
+    """The operator ``overlap_pass::…`` of a schema: ``run`` on CPU and CUDA, ``shape`` where nothing is computed."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=tags)
     for key in ("CPU", "CUDA"):
@@ -122,15 +130,15 @@ def _define(schema: str, run: Callable[..., Any], shape: Callable[..., Any], *ta
 _GATHER = "ScalarType dtype, int group_size, str group_name, int[] place"
 _TOTAL = "str total, int group_size, str group_name, bool by_copy, int[] place"
 _CONTIGUOUS = torch.Tag.needs_contiguous_strides
-GATHER_START = _define(f"gather_start(Tensor shard, {_GATHER}) -> Tensor", _gather, _gather_shape, _CONTIGUOUS)
-GATHER_START_COALESCED = _define(
+GATHER_START = define(f"gather_start(Tensor shard, {_GATHER}) -> Tensor", _gather, _gather_shape, _CONTIGUOUS)
+GATHER_START_COALESCED = define(
     f"gather_start_coalesced(Tensor[] shards, {_GATHER}) -> Tensor[]", _gather_all, _gather_shapes, _CONTIGUOUS
 )
 # What an exchange starts with has to be one buffer until its end: ``compile_backends.lowerings`` sees to it.
-EXCHANGE_START = _define(f"exchange_start(Tensor gradient, {_TOTAL}) -> Tensor", _exchange, _token)
-EXCHANGE_START_COALESCED = _define(
+EXCHANGE_START = define(f"exchange_start(Tensor gradient, {_TOTAL}) -> Tensor", _exchange, _token)
+EXCHANGE_START_COALESCED = define(
     f"exchange_start_coalesced(Tensor[] gradients, {_TOTAL}) -> Tensor[]", _exchange_all, _tokens
 )
-EXCHANGE_FINISH = _define(
+EXCHANGE_FINISH = define(
     f"exchange_finish(Tensor token, Tensor gradient, {_TOTAL}) -> Tensor", _finish, _rows, _CONTIGUOUS
 )

@@ -3,12 +3,14 @@
     torchrun --nproc-per-node 2 -m tests.bench.h200 --tokens 1024,4096 --record results.json
     torchrun --nproc-per-node 2 -m tests.bench.h200 --tokens 8192 --transport host --record results.json
     torchrun --nproc-per-node 2 -m tests.bench.h200 --model bench-1b --tokens 4096 --record results.json
+    torchrun --nproc-per-node 2 -m tests.bench.h200 --systems as-written,fsdp2 --optimizer adamw --edge --record results.json
     python -m tests.bench.h200 --table results.json
 
 Each case is added to the record as soon as it is measured. Every system is compiled for every token count (20 to 30 s each
 for the 2 B model), so what does not fit into one call is split by ``--tokens`` or ``--systems``; what is to be compared
 closely belongs into one call, since a machine is not the same from one to the next. Without a GPU everything runs over
-gloo, as a rehearsal: ``--model tiny --tokens 64``.
+gloo, as a rehearsal: ``--model tiny --tokens 64``. ``--optimizer`` makes the optimizer part of every system's step, and
+``--edge`` adds a twin of each of ours that gathers across the step's edge.
 """
 
 from __future__ import annotations
@@ -19,15 +21,19 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
+from overlap_pass.fsdp.edge import StepEdge
 from overlap_pass.profiling.environment import concerns
 from overlap_pass.profiling.measure import Effort, measure
 from overlap_pass.profiling.variants import BASELINES, Variant, scheduled
@@ -38,11 +44,20 @@ from overlap_pass.report.verification import Verification
 
 SCHEMA = "overlap-pass/bench/1"
 SYSTEMS = "as-written,compute-only,fsdp2,fsdp2-compile,torch-overlap,torch-manual"
+OPTIMIZERS = {
+    "adamw": partial(torch.optim.AdamW, lr=1e-5),
+    "adamw-fused": partial(torch.optim.AdamW, lr=1e-5, fused=True),
+    "sgd": partial(torch.optim.SGD, lr=1e-5),
+}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    if args.edge and args.optimizer is None:
+        parser().error("--edge runs beside an optimizer: name one by --optimizer")
+    if args.numbers and args.optimizer is not None:
+        parser().error("--numbers compares gradients of one set of parameters, which an --optimizer changes")
     if args.table:
         print(table([case for record in args.table for case in json.loads(record.read_text("utf-8"))["cases"]]))
         return 0
@@ -67,6 +82,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ours", action="append", metavar="NAME=VALUE;…", help="options of a scheduled system; several for several"
     )
+    parser.add_argument(
+        "--optimizer", choices=sorted(OPTIMIZERS), help="steps are optimizer steps, too (default: none)"
+    )
+    parser.add_argument("--edge", action="store_true", help="each of ours once more, with a StepEdge")
     parser.add_argument("--transport", choices=("nvlink", "host"), default="nvlink", help="host: NCCL_P2P_DISABLE=1")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
@@ -102,11 +121,13 @@ def ranks() -> Iterator[torch.device]:
 def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verification:
     """One case: every system, interleaved."""
     make_step: MakeStep = load_make_step(f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens})
+    if args.optimizer is not None:
+        make_step = with_optimizer(make_step, OPTIMIZERS[args.optimizer])
     effort = Effort(args.warm_up, args.rounds, args.steps, args.profiled, args.numbers)
     ours = [options(text) for text in args.ours or [""]]
     measured = measure(
         make_step,
-        variants(args.systems, ours),
+        variants(args.systems, ours, edge=args.edge),
         effort,
         device=device,
         progress=partial(say, tokens),
@@ -119,10 +140,11 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
     found = (
         *setting(effort, ours[0] if len(ours) == 1 else {}),
         ("transport", args.transport),
+        ("optimizer", args.optimizer or "none"),
         ("command", shlex.join(command)),
         ("date", datetime.date.today().isoformat()),
     )
-    title = f"{args.model}, {tokens} tokens a rank, {args.transport}"
+    title = ", ".join(filter(None, (f"{args.model}, {tokens} tokens a rank, {args.transport}", args.optimizer)))
     warnings = (*concerns(), *measured.warnings)
     return Verification(title, measured.systems, measured.left_out, warnings, found)
 
@@ -135,10 +157,43 @@ def _folder(traces: Path | None, tokens: int) -> Path | None:
     return folder
 
 
-def variants(systems: str, ours: Sequence[dict[str, str]]) -> tuple[Variant, ...]:
+def variants(systems: str, ours: Sequence[dict[str, str]], *, edge: bool = False) -> tuple[Variant, ...]:
     baselines = [BASELINES[name] for name in systems.split(",") if name]
     names = ["; ".join(["overlap", *(f"{name}={value}" for name, value in given.items())]) for given in ours]
-    return (*baselines, *(scheduled(given, name) for given, name in zip(ours, names, strict=True)))
+    made = [scheduled(given, name) for given, name in zip(ours, names, strict=True)]
+    return (*baselines, *(twin for one in made for twin in ((one, across_steps(one)) if edge else (one,))))
+
+
+_edged: WeakSet[nn.Module] = WeakSet()
+"""Models that are stepped by a StepEdge."""
+
+
+def across_steps(variant: Variant) -> Variant:
+    def prepare(model: nn.Module) -> Callable[..., Any]:
+        _edged.add(model)
+        return variant.prepare(model)
+
+    return replace(variant, name=f"{variant.name}; across steps", prepare=prepare)
+
+
+def with_optimizer(make_step: MakeStep, make_optimizer: Callable[..., torch.optim.Optimizer]) -> MakeStep:
+    """The same step with the optimizer's behind it, which is made in the first step: some systems exchange parameters."""
+
+    def make() -> tuple[nn.Module, Callable[..., Tensor], Sequence[Any]]:
+        model, step, data = make_step()
+        steppers: list[Any] = []
+
+        def train(run: Callable[..., Any], *batch: Any) -> Tensor:
+            if not steppers:
+                optimizer = make_optimizer(model.parameters())
+                steppers.append(StepEdge(model, optimizer) if model in _edged else optimizer)
+            loss = step(run, *batch)
+            steppers[0].step()
+            return loss
+
+        return model, train, data
+
+    return make
 
 
 def options(text: str) -> dict[str, str]:
@@ -152,7 +207,8 @@ def say(tokens: int, what: str) -> None:
 
 
 def case(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
-    return {"model": args.model, "tokens": tokens, "transport": args.transport, "ranks": dist.get_world_size()}
+    found = {"model": args.model, "tokens": tokens, "transport": args.transport, "ranks": dist.get_world_size()}
+    return found if args.optimizer is None else {**found, "optimizer": args.optimizer}
 
 
 def add(record: Path, case: dict[str, Any], found: Verification) -> None:
@@ -166,6 +222,7 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
     columns: dict[str, dict[str, str]] = {}
     for entry in cases:
         heading = "{model}, T={tokens}, {transport}, {ranks} ranks".format(**entry["case"])
+        heading += f", {entry['case']['optimizer']}" if "optimizer" in entry["case"] else ""
         column = columns.setdefault(heading, {})
         for system in entry["verification"]["systems"]:
             column[system["name"]] = cell(system)
