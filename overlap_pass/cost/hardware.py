@@ -119,6 +119,7 @@ class Hardware:
         contention_by_kind: slow-downs of the kinds of collectives that were measured on their own.
         copy_engine: copies among peers; ``None`` where the file has no ``[copy_engine]``: they are then priced as the
             communicator's collectives.
+        recorded: the host launches recorded graphs, see :meth:`replaying`; no file says so.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Hardware:
     contention: Contention
     contention_by_kind: Mapping[CollectiveKind, Contention] = field(default_factory=dict)
     copy_engine: CopyEngine | None = None
+    recorded: bool = False
 
     @property
     def capacity_bytes(self) -> int:
@@ -145,7 +147,7 @@ class Hardware:
         """The same machine where the host launches recorded graphs: what is in them costs it next to nothing."""
         compute = replace(self.compute, kernel_launch_us=_NODE_US, collective_launch_us=_NODE_US)
         copies = self.copy_engine and replace(self.copy_engine, launch_us=_NODE_US)
-        return replace(self, compute=compute, copy_engine=copies)
+        return replace(self, compute=compute, copy_engine=copies, recorded=True)
 
     def traffic_us(self, moved_bytes: float) -> float:
         """Time to read and write so many bytes of device memory."""

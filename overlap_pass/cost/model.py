@@ -37,6 +37,7 @@ class CostTable:
         beside_compute: launch → how that collective and compute slow each other down, where it is not as in general.
         starts_between_kernels: a collective on an idle communicator starts only when the running compute op has ended
             (seen on H200: the GEMMs are persistent kernels that hold every multiprocessor until they end).
+        recorded: the graph is replayed, so compute that becomes ready together with a collective starts first.
         cpu_ahead_us: how long before the device the CPU begins: what it is ahead by from the graph before.
     """
 
@@ -50,6 +51,7 @@ class CostTable:
     kernel_us: Mapping[str, float] = field(default_factory=dict)
     beside_compute: Mapping[str, Contention] = field(default_factory=dict)
     starts_between_kernels: bool = False
+    recorded: bool = False
     cpu_ahead_us: float = 0.0
 
     def lane_of(self, launch: str, collective: Collective) -> str:
@@ -109,6 +111,7 @@ def price(
         lanes=_lanes(program, hardware),
         wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
         starts_between_kernels=True,
+        recorded=hardware.recorded,
     )
 
 

@@ -53,7 +53,7 @@ class Device:
             _Lane(items, name in queues.copy_lanes, sum(item.length_us for item in items))
             for name, items in queues.collectives.items()
         ]
-        self._between_kernels = costs.starts_between_kernels
+        self._between_kernels, self._recorded = costs.starts_between_kernels, costs.recorded
         self._sharing = costs.contention.communication_beside_communication - 1.0
         self._contended = costs.contention != Contention() or bool(costs.beside_compute)
         self._late = queues.cpu_us > 0.0
@@ -150,12 +150,15 @@ class Device:
         """A compute op got the multiprocessors first.
 
         At the same instant the compute op wins if it was the end of compute that made the collective ready (that news
-        takes longer across streams than within one), and loses if it was the end of another collective.
+        takes longer across streams than within one), and loses if it was the end of another collective; in a recorded
+        graph it wins then, too.
         """
         if not self._runs:
             return False
         start_us = self.starts_us[self._finished]
-        return start_us < item.ready_us or (start_us == item.ready_us and lane.freed_us < item.ready_us)
+        if start_us != item.ready_us:
+            return start_us < item.ready_us
+        return self._recorded or lane.freed_us < item.ready_us
 
     def _set_factors(self) -> None:
         """Note who runs beside whom; an end that was foreseen moves when the factor of its lane changes."""

@@ -174,6 +174,16 @@ def test_a_collective_behind_another_takes_over_its_place() -> None:
     assert spans["reduction"] == (18_000, 26_000)
 
 
+def test_in_a_recorded_graph_the_op_that_waited_for_a_collective_starts_before_the_collective_behind_it() -> None:
+    """Of a step through host memory on 2 × H200: a GEMM began 11 µs after the gather it had waited for, and the next gather
+    when that GEMM drained, 1.17 ms after. So the reduction above starts behind second."""
+    program = _two_collectives("g0")
+    costs = replace(prices(program, _TIMES), starts_between_kernels=True, recorded=True)
+    spans = {span.name: (span.start_ns, span.end_ns) for span in simulate(program, costs).timeline.spans}
+    assert spans["second"] == (18_000, 28_000)
+    assert spans["reduction"] == (28_000, 36_000)
+
+
 # The CPU
 
 
