@@ -55,7 +55,8 @@ def chart(title: str, rows: list[int], lines: dict[str, list[float]]) -> str:
     """Microseconds per row against rows, as SVG; the lines are told apart by dashes too."""
     highest = max(max(values) for values in lines.values())
     x = [80 + 480 * i / max(1, len(rows) - 1) for i in range(len(rows))]
-    parts = [f'<text x="20" y="24" font-weight="bold">{title}</text>']
+    parts = ['<rect width="800" height="360" fill="white"/>']  # also where the page around it is dark
+    parts.append(f'<text x="20" y="24" font-weight="bold">{title}</text>')
     for number, (name, values) in enumerate(lines.items()):
         points = [(px, 300 - 240 * value / highest) for px, value in zip(x, values, strict=True)]
         look = f'stroke="{("#0072b2", "#d55e00")[number]}" stroke-dasharray="{("none", "6 3")[number]}"'
