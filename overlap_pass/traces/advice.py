@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from overlap_pass.traces.causes import ExposedCause, IdleCause
+from overlap_pass.traces.collectives import Transport
 from overlap_pass.traces.figures import Analysis, DeviceFigures, StepFigures
 from overlap_pass.traces.names import function_of
 from overlap_pass.units import format_us
@@ -264,10 +265,13 @@ def _slowdown(analysis: Analysis, device: DeviceFigures) -> Iterator[Finding]:
         f"{slow.kernels} kernels with a collective beside them take {slow.factor:.2f} × as long as the same kernels without",
         f"{_time(device.step.stats.compute_ns)} compute a step would be about {_time(cost_ns)} less",
     )
-    action = (
-        "leave compute more of the GPU: NCCL_MAX_CTAS or ncclConfig maxCTAs at a few, or copy-engine collectives (symmetric memory) "
-        "where the hardware has them; judge by step time, not by the hidden share"
-    )
+    if all(transport is Transport.COPY_ENGINE for _, transport in device.transports):
+        action = "copy engines take memory bandwidth alone: only fewer bytes help, as by more tokens a rank or by resharding less"
+    else:
+        action = (
+            "leave compute more of the GPU: NCCL_MAX_CTAS or ncclConfig maxCTAs at a few, or copy-engine collectives (symmetric memory) "
+            "where the hardware has them; judge by step time, not by the hidden share"
+        )
     yield _finding(device, "slow compute", "compute slows down beside collectives", cost_ns, evidence, action)
 
 

@@ -1,7 +1,8 @@
 """How much slower kernels run while a collective runs beside them.
 
 A collective takes memory bandwidth, and its kernels take SMs, so what is hidden is not free. Runs of one kernel with one
-grid do the same work, roughly; those with a collective beside them are compared with those without.
+grid do the same work, if all that ran alone took about as long (a persistent GEMM has one grid for all sizes); those with a
+collective beside them are compared with those without.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ __all__ = ["Slowdown", "find_slowdown"]
 LEAST_SHARE = 0.5
 """A kernel counts as overlapped when a collective runs for this part of it; with less, and more than none, it is left out."""
 
+
+ALIKE = 1.5
+"""Runs of a kernel alone of which the longest takes more than so many times the shortest do not do the same work."""
 
 LEAST_KERNELS = 3
 """With fewer overlapped kernels there is no factor."""
@@ -64,7 +68,7 @@ def find_slowdown(events: Sequence[DeviceEvent]) -> Slowdown:
             alone[event.shape].append(span.duration_ns)
         elif cover.within_ns(span.start_ns, span.end_ns) >= LEAST_SHARE * span.duration_ns:
             beside[event.shape].append(span.duration_ns)
-    both = sorted(alone.keys() & beside.keys())
+    both = [shape for shape in sorted(alone.keys() & beside.keys()) if max(alone[shape]) <= ALIKE * min(alone[shape])]
     return Slowdown(
         overlapped_ns=sum(sum(beside[shape]) for shape in both),
         expected_ns=sum(len(beside[shape]) * sum(alone[shape]) / len(alone[shape]) for shape in both),

@@ -40,13 +40,13 @@ def blocked_gather() -> Trace:
     return trace.kernel(GEMM, 0, 5, 55).kernel(NCCL, 1, 45, 115).kernel(GEMM, 2, 115, 165)
 
 
-def slowed() -> Trace:
+def slowed(beside: str = NCCL) -> Trace:
     """Three matmuls of 20 µs, then three of 40 µs with a collective beside them."""
     trace = Trace()
     for number in range(3):
         trace.kernel(GEMM, number, 5 + 20 * number, 25 + 20 * number)
         trace.kernel(GEMM, 3 + number, 65 + 40 * number, 105 + 40 * number)
-    return trace.kernel(NCCL, 7, 65, 185)
+    return trace.kernel(beside, 7, 65, 185, stream=20)
 
 
 # -- findings ---------------------------------------------------------------------------------------------------------
@@ -123,6 +123,7 @@ def test_a_rank_that_waits_is_sent_to_the_late_rank_and_not_to_the_network(tmp_p
         (Trace().kernel(NCCL, 0, 5, 50, stream=7).kernel(GEMM, 1, 50, 60), "same stream", "async_op=True"),
         (Trace().kernel(GEMM, 0, 5, 50).kernel("Memcpy HtoD", 1, 50, 90).kernel(GEMM, 2, 90, 95), "copies", "non_blocking"),
         (slowed(), "slow compute", "NCCL_MAX_CTAS"),
+        (slowed("Memcpy PtoP"), "slow compute", "only fewer bytes help"),
         (Trace().kernel(GEMM, 0, 1, 60).kernel("Memcpy PtoP", 1, 5, 90, stream=20).kernel(GEMM, 2, 90, 95), "blocked unnamed transfer", "earlier"),
     ],
 )  # fmt: skip
@@ -130,6 +131,12 @@ def test_each_cause_has_its_advice(tmp_path: Path, trace: Trace, kind: str, word
     finding = next(finding for finding in report_of(tmp_path, trace).findings if finding.kind == kind)
     assert words in finding.action
     assert finding.evidence
+
+
+def test_a_gemm_of_several_sizes_is_no_measure_of_a_slow_down(tmp_path: Path) -> None:
+    """A persistent kernel has the same name and grid for all sizes: one of 60 µs, that runs alone, too, is no slow one of 20."""
+    trace = slowed().kernel(GEMM, 8, 190, 250).kernel(GEMM, 9, 260, 270)
+    assert [device.slowdown.factor for device in report_of(tmp_path, trace).analysis.devices] == [None]
 
 
 def test_findings_are_few_large_and_ranked(tmp_path: Path) -> None:

@@ -85,18 +85,20 @@ def parsed_only(written: list[str]) -> TraceFile:
 
 
 def comparable(file: TraceFile) -> dict[str, Any]:
+    """What a file holds, in one order; a thread of which nothing is kept (calls too short to matter) is as none."""
+
     def rows(columns: Any) -> list[tuple[int, int, str]]:
         return sorted(
             (start, end, file.names[name])
             for start, end, name in zip(columns.starts_ns, columns.ends_ns, columns.names, strict=True)
         )
 
+    def everything(thread: Any) -> tuple[list[Any], ...]:
+        return rows(thread.ops), rows(thread.calls), sorted(thread.correlations), rows(thread.frames)
+
     return {
         "device": sorted(file.device, key=str),
-        "threads": {
-            place: (rows(thread.ops), rows(thread.calls), sorted(thread.correlations), rows(thread.frames))
-            for place, thread in file.threads.items()
-        },
+        "threads": {place: held for place, thread in file.threads.items() if any(held := everything(thread))},
         "ranges": {file.names[number] for number in file.ranges},
         "marks": sorted(file.marks, key=str),
     }
