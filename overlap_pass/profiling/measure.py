@@ -7,11 +7,13 @@ clock.
 from __future__ import annotations
 
 import gc
+import itertools
 import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch._dynamo.config as dynamo_config
@@ -33,6 +35,7 @@ from overlap_pass.report.from_plans import compare_plans
 from overlap_pass.report.prediction import Prediction
 from overlap_pass.report.verification import Agreement, LeftOut, Measured, SystemKind
 from overlap_pass.transport.peers import release_channels, shared_bytes
+from overlap_pass.units import format_us
 
 __all__ = ["Effort", "Measurement", "measure"]
 
@@ -104,6 +107,10 @@ def measure(
         for variant in variants:
             bench.attempt(variant, make_step, bench.add)
         blocks = bench.time()
+        for entry, taken in zip(
+            bench.entries, blocks, strict=True
+        ):  # now: profiling and what follows may not come to its end
+            progress(f"{entry.variant.name}: {format_us(median(itertools.chain(*taken)))} a step")
         sides = bench.profile(blocks, traces)
     if device.type == "cuda":
         reset_cudagraph_trees()  # a communicator is not destroyed as long as a recorded graph holds its kernels
