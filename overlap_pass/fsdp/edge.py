@@ -91,6 +91,9 @@ class StepEdge:
         Raises:
             OptionError: the optimizer has hooks around its steps, which would run for each part.
         """
+        if not self._finalizer.alive:
+            self.optimizer.step()
+            return
         _check(self.optimizer, ours=len(self._hooks))
         self.drop()
         parameters = self._parameters()
@@ -113,7 +116,7 @@ class StepEdge:
         ahead.drop(self._owner)
 
     def close(self) -> None:
-        """Launch nothing any more. Graphs are compiled again, as without."""
+        """Launch nothing any more: from here on a step is ``optimizer.step()``, and graphs are those without an edge."""
         self._finalizer()
         self._let(ahead_of_graphs=False)
 
