@@ -97,7 +97,7 @@ def test_hooks_around_steps_are_refused_when_they_would_run_twice() -> None:
     edge = StepEdge(model, optimizer)
     edge.step()
     optimizer.register_step_pre_hook(lambda *_: None)
-    with pytest.raises(OptionError, match="SGD has 1 hooks around its steps, and StepEdge steps it twice"):
+    with pytest.raises(OptionError, match="SGD has 1 hooks around its steps, and StepEdge makes several of one"):
         edge.step()
 
 
