@@ -76,7 +76,7 @@ class StepEdge:
         make_traceable(model)
         self.model, self.optimizer = model, optimizer
         self._owner = id(self)
-        self._stepping = False
+        self._stepping = self._told = False
         self._fruitless = 0
         before, behind = _around_steps(weakref.ref(self))
         self._hooks = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(behind))
@@ -136,6 +136,12 @@ class StepEdge:
     def _backward(self, loss: Tensor) -> list[Tensor]:
         """What the backward has not waited for: nothing, where somebody could look at gradients before the step."""
         if any(map(_is_watched, self.model.parameters())) or any(unit.accumulates for unit in self._units()):
+            if not self._told:
+                self._told = True
+                _log.warning(
+                    "StepEdge.step(loss) waits for all reductions in the backward: a parameter has a gradient already "
+                    "(zero_grad(set_to_none=False), micro-batches) or a hook that would see one before it is there"
+                )
             loss.backward()
             return []
         with putting_off() as pending:

@@ -159,3 +159,13 @@ def test_the_choice_is_in_the_log_and_in_the_report(tmp_path: Path, caplog: pyte
     assert forward.ahead is not None
     assert forward.to_json()["ahead"]["launches"] == forward.ahead.launches
     assert backward.ahead is None
+
+
+def test_a_whole_step_that_puts_nothing_off_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = sharded()
+    edge = StepEdge(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with caplog.at_level(logging.WARNING, "overlap_pass"):
+        for _ in range(2):  # the first step leaves gradients behind
+            edge.step(model(torch.ones(2, 4)).sum())
+        edge.step(model(torch.ones(2, 4)).sum())
+    assert sum("waits for all reductions in the backward" in record.message for record in caplog.records) == 1
