@@ -28,7 +28,7 @@ from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.profiling.modes import launching, mode_patches
 from overlap_pass.profiling.plans import announce
 from overlap_pass.report.from_plans import compare_plans, write
-from overlap_pass.rewrite.ahead import could_be_ahead, take_ahead
+from overlap_pass.rewrite.ahead import could_be_ahead, take_ahead, wait_late
 from overlap_pass.rewrite.coalesce import coalesce_nodes
 from overlap_pass.rewrite.over_gloo import gather_by_base
 from overlap_pass.rewrite.places import give_places
@@ -37,6 +37,7 @@ from overlap_pass.rewrite.reshard import PartitionByBudget
 from overlap_pass.rewrite.transport import carry
 from overlap_pass.saved_plans import SavedPlans, pinned
 from overlap_pass.schedule.ahead import Room, launched_ahead
+from overlap_pass.schedule.late import put_off
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.transport.choice import Carriers
 
@@ -108,15 +109,15 @@ class Compilation:
         plan = self._planned(program)
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
-        plan = self._with_ahead(graph, program, plan)
+        plan = self._across_steps(graph, program, plan)
         give_places(graph)
         self.plans.append(plan)
         if roll_call.wanted():
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)
         announce(plan)
         _log.info(plan.summary())
-        if plan.ahead is not None:
-            _log.info("%s: %s", plan.program.name, plan.ahead.summary())
+        for across in filter(None, (plan.ahead, plan.late)):
+            _log.info("%s: %s", plan.program.name, across.summary())
         for note in plan.notes:
             _log.info("%s: %s", plan.program.name, note)
         if self.config.save_plan is not None:
@@ -134,9 +135,15 @@ class Compilation:
             return replay(program, self.hardware, budget, self.saved.of(program))
         return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
 
-    def _with_ahead(self, graph: fx.Graph, written: Program, plan: Plan) -> Plan:
-        """The plan with the gathers that the step before launches, which the graph then takes, in place."""
-        if not self.ahead or plan.program.phase is not Phase.FORWARD or isinstance(self.config.strategy, AsWritten):
+    def _across_steps(self, graph: fx.Graph, written: Program, plan: Plan) -> Plan:
+        """The plan with what crosses the edge between steps: gathers that are taken and waits that are put off, in place."""
+        if not self.ahead or isinstance(self.config.strategy, AsWritten):
+            return plan
+        if written.phase is Phase.BACKWARD:
+            late = put_off(plan.program, plan.schedule.order, plan.after)
+            wait_late(graph, () if late is None else late.waits)
+            return replace(plan, late=late)
+        if written.phase is not Phase.FORWARD:
             return plan
         room = Room(plan.budget_bytes, self._budget.extra_over_written(written))
         alike, possible = self.config.launch_order == "agreed", could_be_ahead(graph)

@@ -14,6 +14,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import fallback_handler, register_lowering
 
 from overlap_pass.transport import ops
+from overlap_pass.transport.late import WAIT_LATE
 
 __all__: list[str] = []
 
@@ -35,3 +36,10 @@ def _started(operator: Any) -> Callable[..., Any]:
 
 for _operator in (ops.EXCHANGE_START, ops.EXCHANGE_START_COALESCED):
     register_lowering(_operator, type_promotion_kind=None)(_started(_operator))
+
+
+@register_lowering(WAIT_LATE, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+def _wait_late(tensor: Any) -> Any:
+    """As Inductor's own of ``wait_tensor``: in place, so that what the collective reads and writes lives until then."""
+    ir._WaitKernel.create_wait(WAIT_LATE, tensor)
+    return tensor

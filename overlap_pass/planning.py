@@ -25,6 +25,7 @@ from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, unjoinable
 from overlap_pass.schedule.explain import explain
+from overlap_pass.schedule.late import Late
 from overlap_pass.schedule.launches import Launches
 from overlap_pass.schedule.pinned import Pinned
 from overlap_pass.schedule.placement import Placement
@@ -63,6 +64,7 @@ class Plan:
         hardware: name of the hardware file.
         notes: what the reader should know (a refused schedule, ops without a price, …).
         ahead: gathers that the step before launches; the figures above are those of a step whose gathers it does not.
+        late: waits that are left to the step behind; the figures above are those of a step that waits itself.
     """
 
     program: Program
@@ -77,6 +79,7 @@ class Plan:
     hardware: str
     notes: tuple[str, ...] = ()
     ahead: Ahead | None = None
+    late: Late | None = None
 
     @property
     def gap_percent(self) -> float:
@@ -131,6 +134,7 @@ class Plan:
                 "bound_by": self.bound.by,
             },
             "ahead": self.ahead and self.ahead.to_json(),
+            "late": self.late and self.late.to_json(),
             "skeleton": self.skeleton,
             "notes": list(self.notes),
         }

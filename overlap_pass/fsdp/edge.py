@@ -1,4 +1,4 @@
-"""Across the edge between two steps: the first gathers of the next forward run beside the optimizer.
+"""Across the edge between two steps: the last reductions and the first gathers of the next forward run beside the optimizer.
 
 ::
 
@@ -22,11 +22,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from overlap_pass.errors import OptionError
+from overlap_pass.errors import OptionError, TransportError
 from overlap_pass.fsdp.convert import make_traceable
 from overlap_pass.fsdp.module import READS, UNIT
+from overlap_pass.fsdp.unit import Unit
 from overlap_pass.transport import ahead
 from overlap_pass.transport.ahead import Asked
+from overlap_pass.transport.late import finish, putting_off
 
 __all__ = ["SEPARABLE", "StepEdge", "only"]
 
@@ -45,7 +47,7 @@ _PATIENCE = 3
 
 
 class StepEdge:
-    """Steps an optimizer in two parts, and launches the first gathers of the next forward between them.
+    """Steps an optimizer in parts, and launches the first gathers of the next forward between them.
 
     ::
 
@@ -55,6 +57,8 @@ class StepEdge:
             loss.backward()
             edge.step()  # where optimizer.step() stood
             optimizer.zero_grad()
+
+    ``edge.step(loss)`` runs the backward, too, and lets its last reductions run beside the optimizer as well.
 
     Parameters, states and losses are those of ``optimizer.step()`` bit for bit. All ranks have to run the same calls.
 
@@ -72,7 +76,7 @@ class StepEdge:
         make_traceable(model)
         self.model, self.optimizer = model, optimizer
         self._owner = id(self)
-        self._stepping = False
+        self._stepping = self._told = False
         self._fruitless = 0
         before, behind = _around_steps(weakref.ref(self))
         self._hooks = (optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(behind))
@@ -85,35 +89,86 @@ class StepEdge:
         """What is held at the moment for gathers that are launched and not taken."""
         return ahead.under_way_bytes(self._owner)
 
-    def step(self) -> None:
+    def step(self, loss: Tensor | None = None) -> None:
         """What ``optimizer.step()`` does, and the launches.
+
+        Args:
+            loss: its backward is run first, and the last reductions of that run beside the optimizer, too. Nobody sees gradients in
+                between: not where they are clipped, added up over micro-batches, or read by hooks.
 
         Raises:
             OptionError: the optimizer has hooks around its steps, which would run for each part.
+            TransportError: a gradient was read before it was there; no parameter was updated.
         """
+        if not self._finalizer.alive:
+            if loss is not None:
+                loss.backward()
+            self.optimizer.step()
+            return
         _check(self.optimizer, ours=len(self._hooks))
         self.drop()
-        parameters = self._parameters()
-        asked = ahead.asked_by(parameters.keys())
-        first = {id(parameters[storage]) for one in asked for storage in one.storages}
-        self._note(asked)
+        pending = [] if loss is None else self._backward(loss)
         self._stepping = True
         try:
-            if first:
-                with only(self.optimizer, first, inside=True):
-                    self.optimizer.step()
-                self._launch(asked, parameters)
-            with only(self.optimizer, first, inside=False):
-                self.optimizer.step()
+            self._step_in_parts(pending)
         finally:
+            finish(pending)
             self._stepping = False
+
+    def _step_in_parts(self, pending: list[Tensor]) -> None:
+        parameters = self._parameters()
+        asked = ahead.asked_by(parameters.keys())
+        self._note(asked)
+        first = {id(parameters[storage]) for one in asked for storage in one.storages}
+        late, done = self._of_gradients(pending), set[int]()
+        if late:
+            done = _half(self.optimizer, first | late)
+            with only(self.optimizer, done, inside=True):
+                self.optimizer.step()
+            finish(pending)
+        if first or late:
+            with only(self.optimizer, first | late, inside=True):
+                self.optimizer.step()
+            self._launch(asked, parameters)
+        with only(self.optimizer, first | late | done, inside=False):
+            self.optimizer.step()
+
+    def _backward(self, loss: Tensor) -> list[Tensor]:
+        """What the backward has not waited for: nothing, where somebody could look at gradients before the step."""
+        if any(map(_is_watched, self.model.parameters())) or any(unit.accumulates for unit in self._units()):
+            if not self._told:
+                self._told = True
+                _log.warning(
+                    "StepEdge.step(loss) waits for all reductions in the backward: a parameter has a gradient already "
+                    "(zero_grad(set_to_none=False), micro-batches) or a hook that would see one before it is there"
+                )
+            loss.backward()
+            return []
+        with putting_off() as pending:
+            loss.backward()
+        return pending
+
+    def _of_gradients(self, pending: Sequence[Tensor]) -> set[int]:
+        """The parameters whose gradients lie in memory that is not written yet.
+
+        Raises:
+            TransportError: one of them does not: somebody has copied what was there.
+        """
+        owners = {_storage(p.grad): id(p) for p in _of(self.optimizer) if isinstance(p.grad, DTensor)}
+        found = {owners.get(tensor.untyped_storage()._cdata) for tensor in pending}
+        if None in found:
+            raise TransportError(
+                "a gradient was read before it was reduced, by a hook or by a parameter that this optimizer does not hold: call "
+                "loss.backward() and then StepEdge.step() without the loss"
+            )
+        return found  # type: ignore[return-value]
 
     def drop(self) -> None:
         """Wait for what is launched and not taken, and let it go: behind a write to a parameter that changes no version."""
         ahead.drop(self._owner)
 
     def close(self) -> None:
-        """Launch nothing any more. Graphs are compiled again, as without."""
+        """Launch nothing any more: from here on a step is ``optimizer.step()``, and graphs are those without an edge."""
         self._finalizer()
         self._let(ahead_of_graphs=False)
 
@@ -133,10 +188,12 @@ class StepEdge:
                     found[parameter._local_tensor.untyped_storage()._cdata] = parameter
         return found
 
+    def _units(self) -> Iterator[Unit]:
+        return (module.__dict__[UNIT] for module in self.model.modules() if UNIT in module.__dict__)
+
     def _let(self, *, ahead_of_graphs: bool) -> None:
-        for module in self.model.modules():
-            if (unit := module.__dict__.get(UNIT)) is not None:
-                unit.ahead = ahead_of_graphs
+        for unit in self._units():
+            unit.ahead = ahead_of_graphs
 
     def _note(self, asked: Sequence[Asked]) -> None:
         if asked:
@@ -169,7 +226,7 @@ def _check(optimizer: Optimizer, ours: int = 0) -> None:
     hooks = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks) - ours
     if hooks:
         raise OptionError(
-            f"{name} has {hooks} hooks around its steps, and StepEdge steps it twice: call what they do before or behind "
+            f"{name} has {hooks} hooks around its steps, and StepEdge makes several of one: call what they do before or behind "
             "StepEdge.step(), and close() a StepEdge that the optimizer has already"
         )
 
@@ -181,6 +238,30 @@ def _kind(parameter: Tensor) -> tuple[str, bool]:
 def _of(optimizer: Optimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _half(optimizer: Optimizer, without: Collection[int]) -> set[int]:
+    """Half of the elements of the other parameters: so much for the last reductions to hide under, the rest for the first gathers."""
+    others = [parameter for parameter in _of(optimizer) if id(parameter) not in without]
+    left, found = sum(parameter.numel() for parameter in others) / 2, set()
+    for parameter in others:
+        if left > 0:
+            found.add(id(parameter))
+            left -= parameter.numel()
+    return found
+
+
+def _is_watched(parameter: Tensor) -> bool:
+    """Whether a gradient is there that the next is added to, or a hook that would see it."""
+    return (
+        parameter.grad is not None
+        or bool(parameter._backward_hooks)
+        or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+    )
+
+
+def _storage(tensor: DTensor) -> int:
+    return int(tensor._local_tensor.untyped_storage()._cdata)
 
 
 @contextmanager

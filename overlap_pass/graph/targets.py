@@ -128,7 +128,9 @@ def group_of(node: torch.fx.Node) -> str | None:
 def is_wait(target: object) -> bool:
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    return _name(target) == {_FUNCTIONAL: "wait_tensor", "overlap_pass": _OUR_WAIT}.get(target.namespace)
+    return _name(target) in {_FUNCTIONAL: ("wait_tensor",), "overlap_pass": (_OUR_WAIT, "wait_late")}.get(
+        target.namespace, ()
+    )
 
 
 def runs_kernel(target: object) -> bool:

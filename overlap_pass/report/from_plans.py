@@ -51,7 +51,7 @@ def compare_plans(
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
-    return plan.notes if plan.ahead is None else (*plan.notes, plan.ahead.summary())
+    return (*plan.notes, *(across.summary() for across in (plan.ahead, plan.late) if across is not None))
 
 
 def write(comparison: Comparison, path: Path) -> None:

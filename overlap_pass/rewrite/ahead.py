@@ -19,8 +19,9 @@ from overlap_pass.graph.program import CollectiveKind
 from overlap_pass.graph.read import ANNOTATION
 from overlap_pass.graph.targets import collective_kind, group_of
 from overlap_pass.transport.ahead import GATHER_AHEAD
+from overlap_pass.transport.late import WAIT_LATE
 
-__all__ = ["could_be_ahead", "take_ahead"]
+__all__ = ["could_be_ahead", "take_ahead", "wait_late"]
 
 _PAD = torch.ops.aten.constant_pad_nd.default
 _VIEW = torch.ops.aten.view.default
@@ -133,3 +134,10 @@ def _drop_unread(graph: fx.Graph, node: Any) -> None:
         source = node.args[0]
         graph.erase_node(node)
         node = source
+
+
+def wait_late(graph: fx.Graph, names: Sequence[str]) -> None:
+    """Let waits, in place, be put off by who runs the graph; those that are no plain waits are left as they are."""
+    for node in graph.nodes:
+        if node.name in names and node.target is torch.ops._c10d_functional.wait_tensor.default:
+            node.target = WAIT_LATE

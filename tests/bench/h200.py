@@ -10,7 +10,7 @@ Each case is added to the record as soon as it is measured. Every system is comp
 for the 2 B model), so what does not fit into one call is split by ``--tokens`` or ``--systems``; what is to be compared
 closely belongs into one call, since a machine is not the same from one to the next. Without a GPU everything runs over
 gloo, as a rehearsal: ``--model tiny --tokens 64``. ``--optimizer`` makes the optimizer part of every system's step, and
-``--edge`` adds a twin of each of ours that gathers across the step's edge.
+``--edge`` adds twins of each of ours that gather, and gather and reduce, across the step's edge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--optimizer", choices=sorted(OPTIMIZERS), help="steps are optimizer steps, too (default: none)"
     )
-    parser.add_argument("--edge", action="store_true", help="each of ours once more, with a StepEdge")
+    parser.add_argument("--edge", action="store_true", help="each of ours twice more, with a StepEdge")
     parser.add_argument("--transport", choices=("nvlink", "host"), default="nvlink", help="host: NCCL_P2P_DISABLE=1")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
@@ -161,19 +161,24 @@ def variants(systems: str, ours: Sequence[dict[str, str]], *, edge: bool = False
     baselines = [BASELINES[name] for name in systems.split(",") if name]
     names = ["; ".join(["overlap", *(f"{name}={value}" for name, value in given.items())]) for given in ours]
     made = [scheduled(given, name) for given, name in zip(ours, names, strict=True)]
-    return (*baselines, *(twin for one in made for twin in ((one, across_steps(one)) if edge else (one,))))
+    return (*baselines, *(twin for one in made for twin in ((one, *across_steps(one)) if edge else (one,))))
 
 
-_edged: WeakSet[nn.Module] = WeakSet()
-"""Models that are stepped by a StepEdge."""
+_edged: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+"""Models that are stepped by a StepEdge, and whether it runs their backward, too."""
 
 
-def across_steps(variant: Variant) -> Variant:
-    def prepare(model: nn.Module) -> Callable[..., Any]:
-        _edged.add(model)
+def across_steps(variant: Variant) -> tuple[Variant, ...]:
+    """The same with the first gathers launched beside the optimizer, and with the last reductions beside it, too."""
+
+    def prepare(whole: bool, model: nn.Module) -> Callable[..., Any]:
+        _edged[model] = whole
         return variant.prepare(model)
 
-    return replace(variant, name=f"{variant.name}; across steps", prepare=prepare)
+    return tuple(
+        replace(variant, name=f"{variant.name}; {what} across steps", prepare=partial(prepare, whole))
+        for what, whole in (("gathers", False), ("gathers, reductions", True))
+    )
 
 
 def with_optimizer(make_step: MakeStep, make_optimizer: Callable[..., torch.optim.Optimizer]) -> MakeStep:
@@ -187,6 +192,10 @@ def with_optimizer(make_step: MakeStep, make_optimizer: Callable[..., torch.opti
             if not steppers:
                 optimizer = make_optimizer(model.parameters())
                 steppers.append(StepEdge(model, optimizer) if model in _edged else optimizer)
+            if _edged.get(model):  # the example's step is forward and backward
+                loss = run(*batch)
+                steppers[0].step(loss)
+                return loss.detach()
             loss = step(run, *batch)
             steppers[0].step()
             return loss

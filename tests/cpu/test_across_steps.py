@@ -6,7 +6,7 @@ from tests.gpu.across_steps import rows
 
 
 def test_nan_beside_gathers_across_the_edge_changes_nothing() -> None:
-    found = rows("cpu", steps=3, names=("eager, ring, one by one", "eager, whatever carries by default"))
+    found = rows("cpu", steps=3, names=("eager, ring, one by one", "eager, ring, with its backward"))
     assert len(found) == 2
     assert all(row.taken >= row.steps - 1 and row.fills for row in found)
     assert [row.differing for row in found] == [0, 0]

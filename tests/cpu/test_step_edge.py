@@ -7,17 +7,15 @@ Two gloo ranks train one model again and again from the same start, with ``optim
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.optim import Optimizer
 
 from overlap_pass.errors import TransportError
@@ -25,102 +23,8 @@ from overlap_pass.fsdp.edge import StepEdge
 from overlap_pass.profiling.numbers import reproducible
 from overlap_pass.transport import ahead
 from tests.cpu.ranks import Outcome, run_cases
+from tests.cpu.step_edge_loop import LAUNCHES, ROOMY, Loop, adamw, local, looking_up, loss_of, taken
 from tests.cpu.test_backend_numerics import watched_plans
-
-BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-ROOMY = {"memory_budget": "unlimited", "coalesce": "off"}
-LAUNCHES = 3
-"""That are ahead: of the embedding, which hides nothing, and of weight and bias of the layer behind it."""
-Between = Callable[[nn.Module, Optimizer, int], None]
-
-
-def looking_up(policy: MixedPrecisionPolicy = BF16) -> nn.Module:
-    """Sizes that two ranks do not divide; the last layer has no row on the second rank."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
-    for part in model:
-        if next(part.parameters(), None) is not None:
-            fully_shard(part, mp_policy=policy)
-    return fully_shard(model, mp_policy=policy)
-
-
-def adamw(model: nn.Module) -> Optimizer:
-    """Biases are not decayed, as is usual: two groups."""
-    biases = [p for p in model.parameters() if p.dim() < 2]
-    rest = [p for p in model.parameters() if p.dim() > 1]
-    return torch.optim.AdamW([{"params": biases, "weight_decay": 0.0}, {"params": rest}], lr=1e-2, weight_decay=0.1)
-
-
-def nothing(model: nn.Module, optimizer: Optimizer, step: int) -> None:
-    """Between a step and the next forward."""
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A training loop, and what is done in it beside training."""
-
-    optimizer: Callable[[nn.Module], Optimizer] = adamw
-    steps: int = 4
-    micro_batches: int = 1
-    clip: float | None = None
-    evaluate: bool = False
-    between: Between = nothing
-
-    def run(self, call: nn.Module, *, edge: bool) -> tuple[list[Tensor], int]:
-        """Losses and parameters at the end, and how many gathers were taken that were under way."""
-        optimizer = self.optimizer(call)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
-        across = StepEdge(call, optimizer) if edge else None
-        found: list[Tensor] = []
-        with taken() as count:
-            for step in range(self.steps):
-                found += self._backwards(call, step)
-                (optimizer if across is None else across).step()
-                schedule.step()
-                optimizer.zero_grad()
-                self.between(call, optimizer, step)
-        if across is not None:
-            across.close()
-        return found + [local(parameter).clone() for parameter in call.parameters()], len(count)
-
-    def _backwards(self, call: nn.Module, step: int) -> Iterator[Tensor]:
-        if self.evaluate:
-            call.eval()
-            with torch.no_grad():
-                yield loss_of(call, 100 + step)
-            call.train()
-        for part in range(self.micro_batches):
-            loss = loss_of(call, step * self.micro_batches + part)
-            loss.backward()
-            yield loss.detach()
-        if self.clip is not None:
-            nn.utils.clip_grad_norm_(call.parameters(), self.clip)
-
-
-def loss_of(call: nn.Module, number: int, rows: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(100 * number + dist.get_rank())
-    return call(torch.randint(7, (rows,), generator=generator)).float().pow(2).mean()
-
-
-def local(tensor: Tensor) -> Tensor:
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
-
-
-@contextmanager
-def taken() -> Iterator[list[ahead.UnderWay]]:
-    found: list[ahead.UnderWay] = []
-    original = ahead.UnderWay.check
-
-    def check(way: ahead.UnderWay) -> None:
-        original(way)
-        found.append(way)
-
-    ahead.UnderWay.check = check  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        ahead.UnderWay.check = original  # type: ignore[method-assign]
-
 
 # -- what is done between a step and the next forward
 
@@ -167,6 +71,7 @@ LOOPS = {
     "nothing": Loop(),
     "everything": Loop(steps=5, micro_batches=2, clip=1e-2, evaluate=True),
     "foreach": Loop(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)),
+    "whole": Loop(whole=True),
     "foreach again": Loop(
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, foreach=True), between=stepped_again
     ),
@@ -212,6 +117,49 @@ def after_writes() -> list[tuple[str, int]]:
         loss_of(call, 1).backward()
     edge.close()
     return found
+
+
+def whole_steps_that_are_watched() -> dict[str, tuple[int, str]]:
+    """Waits put off by ``step(loss)`` where gradients could be seen before, and what is said where they were."""
+    found = {}
+    call = torch.compile(looking_up(), backend="overlap_eager", fullgraph=True, options=ROOMY)
+    for way in ("nothing", "a gradient", "a hook", "a hook behind", "a copy"):
+        optimizer = adamw(call)
+        edge = StepEdge(call, optimizer)
+        first = next(call.parameters())
+        handles = [first.register_hook(lambda gradient: None)] if way == "a hook" else []
+        if way == "a hook behind":
+            handles = [first.register_post_accumulate_grad_hook(lambda parameter: None)]
+        if way == "a gradient":
+            loss_of(call, 0).backward()
+        if way == "a copy":
+            accumulate = first.view_as(first).grad_fn.next_functions[0][0]
+            handles = [accumulate.register_prehook(lambda gradients: tuple(one.clone() for one in gradients))]
+        before, said = local(first).clone(), ""
+        with counted_pending() as pending:
+            try:
+                edge.step(loss_of(call, 1))
+            except TransportError as error:
+                said = str(error) if torch.equal(before, local(first)) else "parameters were updated"
+        found[way] = (sum(pending), said)
+        for handle in handles:
+            handle.remove()
+        optimizer.zero_grad()
+        edge.close()
+    return found
+
+
+@contextmanager
+def counted_pending() -> Iterator[list[int]]:
+    found: list[int] = []
+    original = StepEdge._of_gradients
+
+    def count(edge: StepEdge, pending: list[Tensor]) -> set[int]:
+        found.append(len(pending))
+        return original(edge, pending)
+
+    with mock.patch.object(StepEdge, "_of_gradients", count):
+        yield found
 
 
 def two_models() -> tuple[int, int]:
@@ -264,13 +212,13 @@ def replaced() -> tuple[int, int]:
 
 
 def warm_cache() -> tuple[tuple[int, int], list[int], tuple[int, int]]:
-    """Without an edge, then cold and warm with one: differences, graphs planned so far, gathers taken."""
+    """Without an edge, then cold and warm with one that runs the backward, too: differences, graphs planned so far, gathers taken."""
     planned, results, counts = [], [], []
     with watched_plans() as plans, reproducible():
         for edge in (False, True, True):
             torch._dynamo.reset()
             call = torch.compile(looking_up(MixedPrecisionPolicy()), backend="overlap", fullgraph=True, options=ROOMY)
-            found, count = Loop(steps=2).run(call, edge=edge)
+            found, count = Loop(steps=2, whole=True).run(call, edge=edge)
             planned.append(len(plans))
             results.append(found)
             counts.append(count)
@@ -281,7 +229,7 @@ def warm_cache() -> tuple[tuple[int, int], list[int], tuple[int, int]]:
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
     with fresh_cache():
-        cases = (loops, two_models, forgotten, replaced, warm_cache, after_writes)
+        cases = (loops, whole_steps_that_are_watched, two_models, forgotten, replaced, warm_cache, after_writes)
         return run_cases({case.__name__: case for case in cases}, ranks=2)
 
 
@@ -291,7 +239,7 @@ def results(outcomes: dict[str, Outcome]) -> dict[str, list[tuple[int, int]]]:
     return {name: [first[name], second[name]] for name in LOOPS}
 
 
-@pytest.mark.parametrize("name", ["nothing", "everything", "foreach"])
+@pytest.mark.parametrize("name", ["nothing", "everything", "foreach", "whole"])
 def test_a_loop_has_the_same_bits_and_takes_what_is_under_way(results, name: str) -> None:
     for differing, count in results[name]:
         assert differing == 0
@@ -324,6 +272,16 @@ def test_a_write_that_changes_no_version_is_an_error_and_no_wrong_number(outcome
         for message, held in raised:
             assert "call drop() of the StepEdge behind such a write" in message
             assert held > 0
+
+
+def test_reductions_are_put_off_only_where_nobody_can_look_at_a_gradient_before(outcomes) -> None:
+    for found in outcomes["whole_steps_that_are_watched"].values():
+        assert found["nothing"] == (1, "")
+        for way in ("a gradient", "a hook", "a hook behind"):
+            assert found[way] == (0, ""), way
+        put_off, said = found["a copy"]
+        assert put_off == 1
+        assert "a gradient was read before it was reduced" in said
 
 
 def test_neither_of_two_models_takes_what_was_gathered_for_the_other(outcomes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch.optim import Optimizer
 import overlap_pass
 from overlap_pass.errors import ConversionError, OptionError
 from overlap_pass.fsdp.edge import SEPARABLE, StepEdge, only
+from overlap_pass.profiling.plans import recorded_plans
+from overlap_pass.report import jsonfile
 from tests.cpu.ranks import fake_ranks
 
 
@@ -94,7 +97,7 @@ def test_hooks_around_steps_are_refused_when_they_would_run_twice() -> None:
     edge = StepEdge(model, optimizer)
     edge.step()
     optimizer.register_step_pre_hook(lambda *_: None)
-    with pytest.raises(OptionError, match="SGD has 1 hooks around its steps, and StepEdge steps it twice"):
+    with pytest.raises(OptionError, match="SGD has 1 hooks around its steps, and StepEdge makes several of one"):
         edge.step()
 
 
@@ -106,6 +109,7 @@ def test_an_optimizer_has_one_edge_at_a_time() -> None:
         StepEdge(model, optimizer)
     edge.close()
     StepEdge(model, optimizer).step()
+    edge.step()
 
 
 def test_a_group_of_which_a_part_could_be_computed_otherwise_is_refused() -> None:
@@ -138,3 +142,30 @@ def test_recorded_graphs_are_refused() -> None:
     call = torch.compile(model, backend="overlap", options={"mode": "reduce-overhead"})
     with pytest.raises(Exception, match="records CUDA graphs, and a StepEdge launches gathers outside of them"):
         call(torch.ones(2, 4))
+
+
+def test_the_choice_is_in_the_log_and_in_the_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = sharded()
+    path = tmp_path / "report.json"
+    options = {"report": path, "memory_budget": "unlimited"}
+    call = torch.compile(model, backend="overlap_eager", fullgraph=True, options=options)
+    StepEdge(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with caplog.at_level(logging.INFO, "overlap_pass"), recorded_plans() as plans:
+        call(torch.ones(2, 4)).sum().backward()
+    forward, backward = plans
+    said = "gathered across the step's edge: weight"
+    assert said in caplog.text
+    assert any(said in note for note in jsonfile.loads(path.read_text("utf-8")).notes)
+    assert forward.ahead is not None
+    assert forward.to_json()["ahead"]["launches"] == forward.ahead.launches
+    assert backward.ahead is None
+
+
+def test_a_whole_step_that_puts_nothing_off_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = sharded()
+    edge = StepEdge(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with caplog.at_level(logging.WARNING, "overlap_pass"):
+        for _ in range(2):  # the first step leaves gradients behind
+            edge.step(model(torch.ones(2, 4)).sum())
+        edge.step(model(torch.ones(2, 4)).sum())
+    assert sum("waits for all reductions in the backward" in record.message for record in caplog.records) == 1

@@ -1,7 +1,7 @@
 """Does a loop with ``StepEdge`` give the bits of one without? ``python -m tests.gpu.across_steps [--device cpu]``
 
 A model is trained twice from the same start, by ``optimizer.step()`` and by ``StepEdge.step()``, through the same backend with the
-same options, its gradients clipped. Every launch at the edge is followed by tensors of the sizes of what it sends and receives,
+same options, its gradients clipped where the edge does not run the backward as well. Every launch at the edge is followed by tensors of the sizes of what it sends and receives,
 full of NaN and dropped at once: memory that was let go too early would be found there. Before each step a kernel that takes long
 holds the compute stream, so that the host is far ahead and gathers run beside the optimizer.
 
@@ -48,11 +48,14 @@ class Case:
     backend: str
     options: tuple[tuple[str, str], ...]
     foreach: bool
+    whole: bool = False
 
 
 CASES = {
     "eager, ring, one by one": Case("overlap_eager", tuple(_RING.items()), foreach=False),
     "eager, whatever carries by default": Case("overlap_eager", (), foreach=True),
+    "eager, ring, with its backward": Case("overlap_eager", tuple(_RING.items()), foreach=True, whole=True),
+    "inductor, with its backward": Case("overlap", (), foreach=True, whole=True),
     "inductor, ring": Case("overlap", tuple(_RING.items()), foreach=True),
     "inductor, whatever carries by default": Case("overlap", (), foreach=True),
 }
@@ -104,9 +107,13 @@ def _trained(case: Case, device: str, steps: int, *, edge: bool) -> list[Tensor]
         if device != "cpu":
             torch.cuda._sleep(_CYCLES)
         loss = call(tokens, tokens)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        stepper.step()
+        if case.whole and edge:
+            stepper.step(loss)
+        else:
+            loss.backward()
+            if not case.whole:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            stepper.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
     if edge:
