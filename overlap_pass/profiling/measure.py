@@ -107,10 +107,6 @@ def measure(
         for variant in variants:
             bench.attempt(variant, make_step, bench.add)
         blocks = bench.time()
-        for entry, taken in zip(
-            bench.entries, blocks, strict=True
-        ):  # now: profiling and what follows may not come to its end
-            progress(f"{entry.variant.name}: {format_us(median(itertools.chain(*taken)))} a step")
         sides = bench.profile(blocks, traces)
     if device.type == "cuda":
         reset_cudagraph_trees()  # a communicator is not destroyed as long as a recorded graph holds its kernels
@@ -213,7 +209,11 @@ class _Bench:
     def time(self) -> list[Blocks]:
         self.progress("timing all systems in alternating blocks")
         workloads = [entry.workload for entry in self.entries]
-        return interleaved(workloads, self.device, rounds=self.effort.rounds, steps=self.effort.steps)
+        blocks = interleaved(workloads, self.device, rounds=self.effort.rounds, steps=self.effort.steps)
+        # Profiling, and what follows, may not come to its end.
+        for entry, taken in zip(self.entries, blocks, strict=True):
+            self.progress(f"{entry.variant.name}: {format_us(median(itertools.chain(*taken)))} a step")
+        return blocks
 
     def profile(self, blocks: Sequence[Blocks], traces: Path | None) -> list[Side | None]:
         if self.effort.profiled == 0 or self.device.type != "cuda":
