@@ -83,7 +83,9 @@ def bound_by(facts: Precedence, program: Program, costs: CostTable) -> Bound:
     """:func:`lower_bound` from facts that are known already, for several prices of one graph."""
     values = _values(facts, program, costs)
     values["chain"] = max(map(sum, zip(*facts.chains(), strict=True)), default=0.0)
-    by = max(values, key=lambda name: (values[name], name != "head and tail"))  # what is simpler, where that says as much
+    by = max(
+        values, key=lambda name: (values[name], name != "head and tail")
+    )  # what is simpler, where that says as much
     return Bound(values[by], by, values)
 
 
