@@ -220,7 +220,7 @@ class _Bench:
     def _rated(self, variant: Variant, schedule: Schedule, *, safe: bool = False) -> _Option:
         score = self._score(variant)
         index = variant.problem.program.index
-        order = [index[name] for name in schedule.order]
+        order = tuple([index[name] for name in schedule.order])
         peak_bytes, step_us, score_us = score.peak_bytes(order), score.step_us(order), score.of(order)
         return _Option(variant, schedule, peak_bytes, peak_bytes, score_us, step_us, safe)
 

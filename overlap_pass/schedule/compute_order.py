@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from overlap_pass.graph.once import once
+from overlap_pass.graph.once import keep, once
 from overlap_pass.graph.program import OpKind, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
 from overlap_pass.schedule.placement import Placement
@@ -94,7 +94,8 @@ class ComputeOrders:
     def problem(self, filled: Filled, budget_bytes: int | None) -> Problem:
         """The problem with its ops in that order."""
         if filled.order not in self._reordered:
-            self._reordered[filled.order] = self._problem.reordered(filled.order)
+            moved = self._reordered[filled.order] = self._problem.reordered(filled.order)
+            keep(moved.dag, Placement, self._facts.placement.of_order(moved.dag, filled.order))
         return replace(self._reordered[filled.order], budget_bytes=budget_bytes)
 
     def _made(self, filling: Filling) -> Filled:

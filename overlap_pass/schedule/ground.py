@@ -91,6 +91,7 @@ class Ground:
         ops = placement.program.ops
         self.placement, self.costs, self.room = placement, costs, room
         self.duration_us = [costs.duration_us[op.name] for op in ops]
+        self._communicates = [op.collective is not None for op in ops]
         self.traffic_us: dict[int, float] = {}
         self.head_us: dict[int, float] = {}
         self.groups: dict[int, str] = {}
@@ -114,9 +115,6 @@ class Ground:
         """The problem's, made once for all of its budgets."""
         return problem.once(_ground)
 
-    def _communicates(self, position: int) -> bool:
-        return self.placement.program.ops[position].collective is not None
-
     def _mean_us(self, group: str) -> float:
         times_us = [self.duration_us[launch] for launch, lane in self.groups.items() if lane == group]
         return sum(times_us) / len(times_us) if times_us else 0.0
@@ -128,7 +126,7 @@ class Ground:
     def _nominal_starts(self) -> dict[int, float]:
         """When each anchor would start if nothing ever blocked, with contention spread evenly over the step."""
         anchors = self.placement.anchors
-        runs = [0.0 if self._communicates(p) else self.duration_us[p] for p in anchors]
+        runs = [0.0 if self._communicates[p] else self.duration_us[p] for p in anchors]
         compute_us = sum(runs)
         traffic_us = sum(self.duration_us[launch] for launch in self.groups)
         share = min(1.0, traffic_us / compute_us) if compute_us else 0.0
@@ -146,13 +144,13 @@ class Ground:
             return ()
         reads, released, due = self._events()
         events = {*reads, *released, *due, anchors[-1]}
-        lively = [p for p in anchors if self.duration_us[p] > 0 or p in events or self._communicates(p)]
+        lively = [p for p in anchors if self.duration_us[p] > 0 or p in events or self._communicates[p]]
         found: list[Boundary] = []
         following, following_us = lively[-1] + 1, 0.0
         for position in reversed(lively):
-            runs_us = 0.0 if self._communicates(position) else self.duration_us[position]
+            runs_us = 0.0 if self._communicates[position] else self.duration_us[position]
             first_read, free, wanted = reads.get(position, ()), released.get(position, ()), due.get(position, ())
-            communicates = self._communicates(position)
+            communicates = self._communicates[position]
             quiet = bool(found) and not (first_read or free or wanted or communicates)
             most_live = self.room.most_live(position, following)
             found.append(

@@ -76,6 +76,12 @@ class Placement:
         """The program's, derived once."""
         return once(build_dag(program), Placement)
 
+    def of_order(self, dag: DepGraph, order: Sequence[int]) -> Placement:
+        """That of the program with its ops in another order, by their positions in this one: the same may move."""
+        twin, free = Placement(dag), self.free
+        vars(twin)["free"] = frozenset(new for new, position in enumerate(order) if position in free)
+        return twin
+
     @property
     def program(self) -> Program:
         return self.dag.program

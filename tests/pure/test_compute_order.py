@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.compute_order import ComputeOrders, Filling
+from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.score import Score
 from overlap_pass.schedule.types import Problem
 from overlap_pass.schedule.verify import violations
@@ -34,6 +35,7 @@ def test_a_reordered_problem_is_that_of_the_program_written_so(made, seed: int) 
     assert moved.program == written
     assert moved.dag.predecessors == fresh.dag.predecessors
     assert moved.dag.successors == fresh.dag.successors
+    assert Placement(build_dag(program)).of_order(moved.dag, order).free == Placement(fresh.dag).free
     straight = range(len(order))
     assert Score(moved).peak_bytes(straight) == Lifetimes(written).peak_bytes(straight)
     assert Score(moved).of(straight) == Score(fresh).of(straight)

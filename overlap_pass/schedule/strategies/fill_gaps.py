@@ -22,6 +22,8 @@ __all__ = ["FillGaps"]
 
 _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
 _SCHEDULED = 2
+_HOPELESS = 1.02
+"""A way that is so far behind without a budget is not tried within one."""
 _NEAR = 1.01
 """Orders of compute that end so much later than the first are not scheduled, by the clock of the pass that makes them."""
 
@@ -58,7 +60,7 @@ class FillGaps:
         return Schedule(spec(self), names, explain(Placement.of(problem), order, best.way.how))
 
     def _ways(self, problem: Problem, best: _Best) -> Iterator[_Way]:
-        """Compute as written and moved, those first that are best without a budget; what is no better without one than another
+        """Compute as written and moved, those first that are best without a budget; what is far worse without one than another
         within it is left out. Where compute as written reaches the bound without one, it comes first and may be enough."""
         written = _Way(problem, None, "compute as written")
         if not any(move.role is Role.ACTIVATION for move in Placement.of(problem).moves):
@@ -66,10 +68,10 @@ class FillGaps:
             return
         if best.score.is_close(written.free_us):
             yield written
-            yield from (way for way in self._moved(problem) if not best.beats(way.free_us))
+            yield from (way for way in self._moved(problem) if not best.beats(way.free_us / _HOPELESS))
             return
         for way in sorted((*self._moved(problem), written), key=lambda way: way.free_us):
-            if not best.beats(way.free_us):
+            if not best.beats(way.free_us / _HOPELESS):
                 yield way
 
     def _moved(self, problem: Problem) -> Iterator[_Way]:

@@ -125,9 +125,8 @@ class _Search:
     def follow(self, rungs: Sequence[_Rung]) -> None:
         """Offer what policies make.
 
-        First the orders without a budget that keep it, as they come; then, the most promising first, those that have to be made
-        for it. All of these add to the order of least memory, and a policy is hardly ever better with less: where the one does
-        not fit, or the other would not win, none is made.
+        First the orders without a budget that keep it, as they come; then, those that were best without it first, those that have
+        to be made for it. All of these add to the order of least memory: where that does not fit, none is made.
         """
         tight = []
         for rung in rungs:
@@ -141,8 +140,7 @@ class _Search:
         if self.done or not self._score.fits(self.room.smallest_bytes):
             return
         for rung in sorted(tight, key=self.ladder.free_us):
-            if self.ladder.free_us(rung) < self.best_us:
-                self.offer(self.ladder.within(rung, self._score), _told(rung))
+            self.offer(self.ladder.within(rung, self._score), _told(rung))
 
 
 def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
