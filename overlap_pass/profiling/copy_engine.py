@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import cycle
 
 import torch
 
 from overlap_pass.cost.hardware import CopyEngine
 from overlap_pass.errors import EnvironmentRefused, TransportError
-from overlap_pass.memory.places import WORDS, aligned, tenancies
+from overlap_pass.memory.places import aligned, tenancies
 from overlap_pass.profiling.calibration_scale import Scale
 from overlap_pass.profiling.collective_rates import Group, beside_gemm
 from overlap_pass.profiling.stopwatch import Run, Stopwatch
@@ -106,10 +105,10 @@ def _gather(payload_bytes: int, group: Group, device: torch.device) -> Run:
 
     shard = torch.zeros(math.ceil(payload_bytes / 2 / group.ranks), dtype=torch.bfloat16, device=device)
     name = group.process_group.group_name
-    places = cycle(tenancy.place for tenancy in tenancies([shard.nbytes] * WORDS))
+    (tenancy,) = tenancies([shard.nbytes], leaves_nothing=True)  # each call waits, so one place is enough
 
     def gather() -> object:
-        (full,) = start_gather([shard], torch.bfloat16, name, next(places))
+        (full,) = start_gather([shard], torch.bfloat16, name, tenancy.place)
         return torch.ops._c10d_functional.wait_tensor(full)
 
     return gather
