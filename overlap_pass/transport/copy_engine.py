@@ -127,6 +127,7 @@ def start_exchange(gradients: Sequence[Tensor], total: Total, group_name: str, p
         )
     staging = line.staging(place.capacity_bytes)
     line.stream.wait_event(torch.cuda.current_stream().record_event())
+    line.tell_summed(line.stream)
     pieces = tuple(gradient.nbytes // line.ranks for gradient in gradients)
     starts, _ = laid_out(tuple(piece * (line.ranks - 1) for piece in pieces))
     line.take(place.word, place.awaited)
@@ -164,5 +165,7 @@ def finish_exchange(gradient: Tensor, total: Total, group_name: str, place: Plac
     launch.left -= 1
     if not launch.left:
         del line.under_way[place.word]
-        line.tell_gone(here, place.word)
+        line.summed.append(place.word)
+        if not line.under_way:  # perhaps nothing of this graph is sent behind this, which else would tell it
+            line.tell_summed(here)
     return out

@@ -91,6 +91,7 @@ class Channel:
     Attributes:
         peers: all other ranks, the next one first, so that no rank is everybody's first.
         under_way: by word, what has been sent and is not summed yet.
+        summed: words of what has been summed, of which the peers have not been told yet.
         left: by word, when all ranks have fetched what was gathered with it last.
         recorded: a CUDA graph holds addresses of this channel.
     """
@@ -102,6 +103,7 @@ class Channel:
         self.stream = torch.cuda.Stream(device)
         self.peers = tuple((self.rank + step) % self.ranks for step in range(1, self.ranks))
         self.under_way: dict[int, Any] = {}
+        self.summed: list[int] = []
         self.left: dict[int, torch.cuda.Event] = {}
         self.recorded = False
         self._staging: dict[int, SharedBuffer] = {}
@@ -141,13 +143,19 @@ class Channel:
             said = self._said[key] = Words(waits=[(address, _READY)], writes=[(address, _NOT_YET)])
         submit(self.stream, said)
 
-    def tell_gone(self, stream: torch.cuda.Stream, word: int) -> None:
+    def tell_gone(self, stream: torch.cuda.Stream, *words: int) -> None:
         """Tell all peers, in the order of ``stream``, that this rank needs their parts no more."""
-        said = self._said.get(key := ("gone", word))
+        said = self._said.get(key := ("gone", *words))
         if said is None:
-            writes = [(self._taken(peer, word, self.rank), _FREE) for peer in self.peers]
+            writes = [(self._taken(peer, word, self.rank), _FREE) for word in words for peer in self.peers]
             said = self._said[key] = Words(writes=writes)
         submit(stream, said)
+
+    def tell_summed(self, stream: torch.cuda.Stream) -> None:
+        """Tell all peers, in the order of ``stream``, which of their pieces have been summed since they were told last."""
+        if self.summed:
+            self.tell_gone(stream, *self.summed)
+            self.summed.clear()
 
     def await_gone(self, word: int) -> None:
         """Hold the stream until no peer needs this rank's parts any more."""

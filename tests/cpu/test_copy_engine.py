@@ -94,7 +94,7 @@ class World:
                 channel.rank, channel.ranks = device.rank, ranks
                 channel.stream = Stream()  # type: ignore[assignment]
                 channel.peers = tuple((device.rank + step) % ranks for step in range(1, ranks))
-                channel.under_way, channel.left, channel._said = {}, {}, {}
+                channel.under_way, channel.left, channel.summed, channel._said = {}, {}, [], {}
                 channel._words = self.memory(direction, 2 * WORDS * 4 * ranks, device.rank)  # type: ignore[assignment]
                 channel.staging = partial(self._staging, direction, device.rank)  # type: ignore[assignment]
                 device.channels[direction] = channel
