@@ -180,7 +180,9 @@ def _steps_alike(program: Program, costs: CostTable, order: Sequence[str]) -> li
     }
     costs = replace(costs, launch_us=dict.fromkeys(costs.launch_us, 0.0))
     computing = ({name: ratio * time_us for name, time_us in travel_us.items()} for ratio in COMPUTE_PER_TRAFFIC)
-    return [_Step(ordered, reference_costs(ordered, costs, compute_us), names) for compute_us in computing]
+    tables = (reference_costs(ordered, costs, compute_us) for compute_us in computing)
+    # All is launched before compute begins, so no collective has to look for a place between kernels.
+    return [_Step(ordered, replace(table, starts_between_kernels=False), names) for table in tables]
 
 
 def _moved_first(program: Program, order: Sequence[str], ahead: Sequence[str]) -> list[str]:
