@@ -125,7 +125,7 @@ def _own_kernel_us(op: OpNode, program: Program, hardware: Hardware) -> float:
 
 
 def _handshake_us(op: OpNode, program: Program, hardware: Hardware) -> float:
-    """Words before the cast of a launch by copy, or around the sums of one, which share them."""
+    """Waits before the cast of a launch by copy, or before the sums of one, which share them."""
     launch = op if op.launch is None else program.op(op.launch)
     if hardware.copy_engine is None or launch.collective is None or not launch.collective.by_copy:
         return 0.0

@@ -59,24 +59,22 @@ def _handshake_us(watch: Stopwatch) -> float:
     words = driver.Words(writes=[(memory.data_ptr(), 0)])
     beside, side = torch.zeros_like(memory), torch.cuda.Stream()
 
-    def kernels() -> object:
-        for _ in range(_IN_A_ROW):
-            beside.add_(1)
-        return beside
+    def kernel() -> object:
+        return beside.add_(1)
 
     def kernels_and_words() -> object:
         here, written = torch.cuda.current_stream(), []
         for _ in range(_IN_A_ROW):
             if len(written) > 1:
                 here.wait_event(written[-2])
-            beside.add_(1)
+            kernel()
             side.wait_event(here.record_event())
             driver.submit(side, words)
             written.append(side.record_event())
         here.wait_event(written[-1])
         return beside
 
-    return max(0.0, watch.recorded_us(kernels_and_words, 1) - watch.recorded_us(kernels, 1)) / _IN_A_ROW
+    return max(0.0, watch.recorded_us(kernels_and_words, 1) / _IN_A_ROW - watch.recorded_us(kernel, _IN_A_ROW))
 
 
 def _copies(payload_bytes: int, group: Group, device: torch.device) -> Run:

@@ -18,6 +18,7 @@ import torch.fx as fx
 from overlap_pass.graph.program import CollectiveKind
 from overlap_pass.graph.read import ANNOTATION
 from overlap_pass.graph.targets import collective_kind, group_of
+from overlap_pass.rewrite.unread import erase_unread
 from overlap_pass.transport.ahead import GATHER_AHEAD
 from overlap_pass.transport.late import WAIT_LATE
 
@@ -126,14 +127,7 @@ def _replace(graph: fx.Graph, node: fx.Node, gather: _Gather, *, first: bool) ->
     node.replace_all_uses_with(replacement)
     graph.erase_node(node)
     for one in sent:
-        _drop_unread(graph, one)
-
-
-def _drop_unread(graph: fx.Graph, node: Any) -> None:
-    while isinstance(node, fx.Node) and not node.users and node.target in _COPIES:
-        source = node.args[0]
-        graph.erase_node(node)
-        node = source
+        erase_unread(graph, one, _COPIES)
 
 
 def wait_late(graph: fx.Graph, names: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from overlap_pass.graph.program import Category
 from overlap_pass.graph.read import ANNOTATION
 from overlap_pass.graph.targets import category
+from overlap_pass.rewrite.unread import erase_unread
 from overlap_pass.transport import ops
 from overlap_pass.transport.choice import Carriers
 from overlap_pass.transport.total import Total
@@ -88,7 +89,7 @@ def _gather(graph: fx.Graph, node: fx.Node) -> None:
     start.meta = dict(node.meta)
     node.replace_all_uses_with(start)
     graph.erase_node(node)
-    _drop(graph, sent)
+    erase_unread(graph, sent, (*_CASTS, _PAD))
 
 
 def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -> None:
@@ -115,7 +116,7 @@ def _reduce(graph: fx.Graph, node: fx.Node, carriers: Carriers, by_copy: bool) -
     wait.replace_all_uses_with(finish)
     for gone in (wait, node):
         graph.erase_node(gone)
-    _drop(graph, sent)
+    erase_unread(graph, sent, (*_CASTS, _PAD))
 
 
 def _before_the_cast(reduction: fx.Node) -> tuple[fx.Node, fx.Node | None]:
@@ -161,14 +162,6 @@ def _uncast(node: fx.Node) -> fx.Node:
 
 def _only_for(node: fx.Node, reader: fx.Node) -> bool:
     return list(node.users) == [reader]
-
-
-def _drop(graph: fx.Graph, node: Any) -> None:
-    """Erase what nothing reads any more: a cast, a pad."""
-    while isinstance(node, fx.Node) and not node.users and node.target in (*_CASTS, _PAD):
-        source = node.args[0]
-        graph.erase_node(node)
-        node = source
 
 
 def _value(node: Any) -> Tensor:

@@ -35,7 +35,8 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
     promises = once(program, _Promises)
     found += promises.unwaited
     found += promises.broken(order)
-    found += [f"{op.name} is not the last op" for op in program.ops[-1:] if order[-1] != op.name]
+    outputs = (op.name for op in program.ops if op.kind is OpKind.OUTPUT)
+    found += [f"{name} is not the last op" for name in outputs if order[-1] != name]
     found += _fences(program, order)
     found += _in_flight(program, order)
     return tuple(found)
