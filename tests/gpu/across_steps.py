@@ -23,20 +23,16 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from overlap_pass.fsdp.edge import StepEdge
-from overlap_pass.profiling import llama
 from overlap_pass.profiling.numbers import reproducible
 from overlap_pass.transport import ahead
 from tests.cpu.ranks import run_cases
+from tests.gpu.small_llama import sharded
 
 __all__ = ["Row", "rows", "written_by_data"]
 
-_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 _RING = {"transport": "nccl", "reduction": "ring"}
 _FILLS = 3
 _CYCLES = 20_000_000
@@ -98,7 +94,7 @@ def side_by_side(name: str, device: str, steps: int) -> Row:
 def _trained(case: Case, device: str, steps: int, *, edge: bool) -> list[Tensor]:
     """All losses, and parameters at the end."""
     torch._dynamo.reset()
-    model, tokens = _model(device)
+    model, tokens = sharded(device, layers_on_cpu=1)
     call = torch.compile(model, backend=case.backend, fullgraph=True, options=dict(case.options))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=case.foreach)
     stepper: Any = StepEdge(model, optimizer) if edge else optimizer
@@ -119,22 +115,6 @@ def _trained(case: Case, device: str, steps: int, *, edge: bool) -> list[Tensor]
     if edge:
         stepper.close()
     return losses + [parameter.to_local().detach().clone() for parameter in model.parameters()]
-
-
-def _model(device: str) -> tuple[nn.Module, Tensor]:
-    place = torch.device("cpu")
-    if device != "cpu":
-        place = torch.device("cuda", dist.get_rank())
-        torch.cuda.set_device(place)
-    mesh = DeviceMesh.from_group(dist.new_group(backend="gloo" if device == "cpu" else "nccl"), device)
-    small = llama.LlamaConfig(1, 32, 4, 2, 64, 64, max_tokens=16)
-    shape = small if device == "cpu" else llama.LlamaConfig(4, 1024, 8, 4, 4096, 8192, max_tokens=1024)
-    torch.manual_seed(0)
-    with place:
-        model = llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=_POLICY)
-        torch.manual_seed(1 + dist.get_rank())
-        tokens = torch.randint(shape.vocab_size, (2, shape.max_tokens))
-    return model, tokens
 
 
 @contextmanager
@@ -161,7 +141,7 @@ def _nan_beside() -> Iterator[dict[str, int]]:
 
 def written_by_data(device: str) -> str:
     """What is said where a parameter was written through ``.data`` behind the step. On CUDA the process is of no more use."""
-    model, tokens = _model(device)
+    model, tokens = sharded(device, layers_on_cpu=1)
     call = torch.compile(model, backend="overlap_eager", fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     edge = StepEdge(model, optimizer)

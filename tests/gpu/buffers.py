@@ -21,27 +21,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from compile_backends.compilation import Compilation
 from overlap_pass.graph.targets import collective_kind
-from overlap_pass.profiling import llama
 from overlap_pass.profiling.numbers import reproducible
 from tests.cpu.ranks import run_cases
+from tests.gpu.small_llama import group_of, place_of, sharded
 
 __all__ = ["Row", "rows"]
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 _FILLS = 3
-_POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 _CARRIERS = {
     "communicator": {"transport": "nccl", "reduction": "ring"},
     "communicator, exchange": {"transport": "nccl", "reduction": "exchange"},
@@ -100,15 +96,7 @@ def nan_beside(carrier: str, device: str, repetitions: int) -> Row:
 
 def _training_step(carrier: str, device: str) -> Callable[[], list[Tensor]]:
     """Loss and gradients of the same step on every call."""
-    place = _device(device)
-    mesh = DeviceMesh.from_group(_group(device), device)
-    small = llama.LlamaConfig(2, 32, 4, 2, 64, 64, max_tokens=16)
-    shape = small if device == "cpu" else llama.LlamaConfig(4, 1024, 8, 4, 4096, 8192, max_tokens=1024)
-    torch.manual_seed(0)
-    with place:
-        model = llama.shard(llama.Llama(shape), mesh=mesh, mp_policy=_POLICY)
-        torch.manual_seed(1 + dist.get_rank())
-        tokens = torch.randint(shape.vocab_size, (2, shape.max_tokens))
+    model, tokens = sharded(device, layers_on_cpu=2)
     options = {"memory_budget": "unlimited", "strategy": "greedy", **_CARRIERS[carrier]}
     call: nn.Module = torch.compile(model, backend="overlap_eager", fullgraph=True, options=options)
 
@@ -145,8 +133,8 @@ def _nan_after_launches() -> Iterator[list[str]]:
 
 
 def two_communicators(device: str, iterations: int) -> Row:
-    place = _device(device)
-    gathering, reducing = (_group(device).group_name for _ in range(2))
+    place = place_of(device)
+    gathering, reducing = (group_of(device).group_name for _ in range(2))
     width, layers = (16, 3) if device == "cpu" else (4096, 6)
     torch.manual_seed(dist.get_rank())
     with place:
@@ -170,18 +158,6 @@ def two_communicators(device: str, iterations: int) -> Row:
     for _ in range(iterations):  # nothing here waits for the device, so that the CPU runs ahead
         differing += (call(x, *shards) != expected).any()
     return Row("two communicators", device, os.environ[ALLOCATOR], iterations, 0, int(differing))
-
-
-def _device(device: str) -> torch.device:
-    if device == "cpu":
-        return torch.device("cpu")
-    place = torch.device("cuda", dist.get_rank())
-    torch.cuda.set_device(place)
-    return place
-
-
-def _group(device: str) -> Any:
-    return dist.new_group(backend="gloo" if device == "cpu" else "nccl")
 
 
 def _same(expected: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
