@@ -22,6 +22,7 @@ from overlap_pass.errors import HardwareError, OptionError
 from overlap_pass.memory.budget import Budget
 from overlap_pass.registry import parse, spec
 from overlap_pass.schedule.launches import Launches, LaunchOrder
+from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.types import Strategy
 from overlap_pass.spec import nearest
 from overlap_pass.units import parse_bytes
@@ -64,7 +65,7 @@ class Config:
         report: an ``.html`` or ``.json`` file to write the before/after report to, ``None`` for none.
         fsdp: see :class:`FsdpMode`.
         coalesce: whether neighbouring launches of one FSDP unit become one: ``"auto"`` (if it is predicted to pay),
-            ``"off"``, or the bytes that a coalesced launch carries at least.
+            ``"off"``, or the bytes that a coalesced launch carries at least, which is kept if it fits the budget.
         transport: who carries parameters and gradients: ``"nccl"``, ``"copy_engine"``, or copy engines where they can
             (``"auto"``).
         reduction: how gradients are reduced: by the communicator (``"ring"``), or sent as they are and summed in
@@ -123,6 +124,10 @@ class Config:
         config = cls(**{name: _READERS[name](value) for name, value in given.items() if value is not None})
         if config.plan is not None:
             _refuse_beside_plan(given)
+        if isinstance(config.strategy, AsWritten) and config.launches.asked:
+            raise OptionError(
+                f"coalesce={given['coalesce']!r} joins launches, and strategy='as_written' changes nothing: leave one of the two out"
+            )
         if config.communicators_in_flight is not None and config.launch_order != "agreed":
             raise OptionError(
                 f"communicators_in_flight={config.communicators_in_flight} holds back launches in the order of all ranks, and "

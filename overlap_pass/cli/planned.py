@@ -30,7 +30,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--gpu", "--hardware", default="h100", metavar="NAME", help="hardware name or TOML file (%(default)s)"
     )
     parser.add_argument("--strategy", metavar="SPEC", help="strategy spec, such as 'latest_start'")
-    parser.add_argument("--coalesce", metavar="SIZE", help="'auto', 'off' or bytes of a coalesced launch")
+    parser.add_argument(
+        "--coalesce", metavar="SIZE", help="'auto', 'off' or bytes of a coalesced launch (kept if it fits)"
+    )
     parser.add_argument(
         "--mode",
         metavar="MODE",
