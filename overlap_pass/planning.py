@@ -14,6 +14,7 @@ from typing import Any
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
+from overlap_pass.cost.rest import as_rested
 from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
@@ -305,6 +306,7 @@ class _Written:
     @classmethod
     def of(cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None) -> _Written:
         memory = peak(program, resident_bytes=budget.resident_bytes)
+        hardware = as_rested(hardware, program, price(program, hardware, measured=measured))
         costs = replace(price(program, hardware, measured=measured), cpu_ahead_us=budget.cpu_ahead_us)
         budget_bytes = budget.resolve(program, memory.peak_bytes)
         simulation = simulate(program, costs, label="as written")

@@ -134,7 +134,7 @@ def _compute(found: Measurements, base: Hardware) -> _Step:
         if value is not None:
             changes[key] = value
     for key in ("matmul_efficiency", "attention_efficiency", "kernel_us", "matmul_ramp_us", "kernel_launch_us",
-                "collective_launch_us"):  # fmt: skip
+                "collective_launch_us", "rested_speedup"):  # fmt: skip
         sources[f"compute.{key}"] = "measured" if key in changes else f"as {base.name}"
     return replace(base, compute=replace(compute, **changes)), sources
 
