@@ -146,6 +146,15 @@ class Hardware:
         key = "float8" if dtype.startswith("float8") else dtype
         return peaks.get(key, peaks["float32"]) * 1e6
 
+    def contention_of(self, kind: CollectiveKind, *, direct: bool = False) -> Contention:
+        """How a communicator's collective and compute slow each other down.
+
+        Args:
+            direct: each rank sends to every other by itself, which an all-to-all's kernels do.
+        """
+        own = self.contention_by_kind.get(kind, self.contention)
+        return self.contention_by_kind.get(CollectiveKind.ALL_TO_ALL, own) if direct else own
+
     def replaying(self) -> Hardware:
         """The same machine where the host launches recorded graphs: what is in them costs it next to nothing."""
         compute = replace(self.compute, kernel_launch_us=_NODE_US, collective_launch_us=_NODE_US)

@@ -21,10 +21,6 @@ __all__ = ["ComputeQueue", "Issuer", "Item", "LaunchAfter", "Queues"]
 
 LaunchAfter = Literal["issue", "data"]
 
-_PENDING = 6
-"""Collectives of a recorded graph that may be issued and not begun before compute behind them is held up: a process has 8 queues
-to the device (``CUDA_DEVICE_MAX_CONNECTIONS``), of which compute has one and the collective that runs another. Seen on H200."""
-
 
 @dataclass(slots=True)
 class Item:
@@ -122,7 +118,7 @@ class Queues:
     """What the CPU hands to the device, lane by lane.
 
     Attributes:
-        kernels: of a recorded graph, the collectives of all communicators.
+        kernels: the collectives of all communicators, where only so many may be pending.
     """
 
     staging: _Staging
@@ -227,10 +223,11 @@ class Issuer:
         entry.item.gate = len(queues.compute.lengths_us) if exists is None else exists.gate(entry.op)
         queues.collectives.setdefault(entry.lane, []).append(entry.item)
         queues.launched.add(position)
-        if self._costs.recorded and exists is None and entry.lane not in self._copy_lanes:
+        most = self._costs.most_pending
+        if most is not None and exists is None and entry.lane not in self._copy_lanes:
             queues.kernels.append(entry.item)
-            if len(queues.kernels) > _PENDING:
-                queues.compute.wait(queues.kernels[-_PENDING - 1], issued_us, begun=True)
+            if len(queues.kernels) > most:
+                queues.compute.wait(queues.kernels[-most - 1], issued_us, begun=True)
 
     def _issue_wait(self, position: int, entry: _Entry, issued_us: float, queues: Queues) -> None:
         if entry.launch not in queues.launched:
