@@ -22,7 +22,6 @@ from overlap_pass.errors import HardwareError, OptionError
 from overlap_pass.memory.budget import Budget
 from overlap_pass.registry import parse, spec
 from overlap_pass.schedule.launches import Launches, LaunchOrder
-from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.schedule.types import Strategy
 from overlap_pass.spec import nearest
 from overlap_pass.units import parse_bytes
@@ -124,10 +123,6 @@ class Config:
         config = cls(**{name: _READERS[name](value) for name, value in given.items() if value is not None})
         if config.plan is not None:
             _refuse_beside_plan(given)
-        if isinstance(config.strategy, AsWritten) and config.launches.asked:
-            raise OptionError(
-                f"coalesce={given['coalesce']!r} joins launches, and strategy='as_written' changes nothing: leave one of the two out"
-            )
         if config.communicators_in_flight is not None and config.launch_order != "agreed":
             raise OptionError(
                 f"communicators_in_flight={config.communicators_in_flight} holds back launches in the order of all ranks, and "

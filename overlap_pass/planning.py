@@ -223,6 +223,7 @@ def make_plan(
             need more: :func:`plan_step` looks at both).
         PlanError: the limit on communicators in flight cannot be kept.
     """
+    asked = launches or Launches()
     program, launches = _to_keep(program, strategy, launches)
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
@@ -237,7 +238,7 @@ def make_plan(
     if broken:  # what was joined and how it is ordered, against the graph as it came
         safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
         return _dropped(broken[0], safe)
-    notes = unheeded(found, launches, chosen.variant, written.budget_bytes)
+    notes = unheeded(found, asked, chosen.variant, written.budget_bytes)
     return written.plan(replace(chosen, notes=(*chosen.notes, *notes)), slower=_ASKED if launches.asked else _ALIKE)
 
 

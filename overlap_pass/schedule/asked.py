@@ -36,7 +36,8 @@ def unheeded(
     size = f"coalesce={format_bytes(launches.target_bytes or 0)}"
     if len(found) == 1:
         alone = len(found[0].problem.program.launches) < 2
-        return () if alone else (f"{size} joins nothing: no launches of this graph can become one of that size",)
+        why = "none of this graph's launches may become one of that size (as_written joins none, FSDP's policies those of a unit)"
+        return () if alone else (f"{size} joins nothing: {why}",)
     budget = "no bound" if budget_bytes is None else format_bytes(budget_bytes)
     return (
         f"{size} is not kept: launches joined to that size do not fit memory_budget ({budget}), so every parameter travels "

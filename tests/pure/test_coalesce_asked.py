@@ -11,7 +11,7 @@ from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.planning import Plan, make_plan
 from overlap_pass.schedule.launches import Launches
-from overlap_pass.schedule.strategies import LatestStart
+from overlap_pass.schedule.strategies import AsWritten, LatestStart
 from tests.pure.programs import Builder, fsdp_programs
 
 MIB = 2**20
@@ -78,6 +78,13 @@ def test_a_budget_comes_before_a_size_and_a_note_says_so(order: str, budget: str
 def test_a_size_with_nothing_to_join_says_so(order: str) -> None:
     assert notes(planned(one_unit(), 32 * MIB, order), "coalesce=32.0 MiB joins nothing")
     assert not notes(planned(one_unit(1), 128 * MIB, order), "coalesce"), "one launch has no neighbour to be missed"
+
+
+def test_the_order_as_written_is_not_joined_and_says_so() -> None:
+    launches = Launches(128 * MIB, "agreed")
+    plan = make_plan(one_unit(), H100, AsWritten(), Budget.parse("unlimited"), launches=launches)
+    assert (plan.coalesced, plan.schedule.order) == ((), one_unit().order)
+    assert notes(plan, "coalesce=128 MiB joins nothing")
 
 
 @ORDERS

@@ -77,10 +77,6 @@ def test_objects_are_taken_as_they_are():
         ({"coalesce": True}, "coalesce=True is neither 'auto', 'off' nor a size"),
         ({"coalesce": 0}, "coalesce=0 is too small"),
         ({"coalesce": "of"}, "coalesce='of' is no size"),
-        (
-            {"coalesce": "64MiB", "strategy": "as_written"},
-            "coalesce='64MiB' joins launches, and strategy='as_written' changes nothing",
-        ),
         ({"launch_order": "agred"}, "launch_order='agred' is not accepted: did you mean 'agreed'?"),
         ({"communicators_in_flight": 0}, "communicators_in_flight=0 is not accepted: a whole number from 1 on"),
         ({"communicators_in_flight": "2"}, "communicators_in_flight='2' is not accepted"),
