@@ -31,7 +31,6 @@ class Measurements:
         gemms, attention: bf16, ``amount`` in floating-point operations.
         streams: ``amount`` in bytes moved.
         least_kernel_us: a kernel that does nothing, in a queue.
-        rested_speedup: of a matrix product behind a pause, against one behind a while of others.
         kernel_launch_us, collective_launch_us: of the CPU.
         contention: kind → how it and a GEMM slow each other down.
         copies: ``False`` where the GPUs cannot copy from each other, whatever the base file says.
@@ -45,7 +44,6 @@ class Measurements:
     attention: tuple[KernelSample, ...] = ()
     streams: tuple[KernelSample, ...] = ()
     least_kernel_us: float | None = None
-    rested_speedup: float | None = None
     kernel_launch_us: float | None = None
     collective_launch_us: float | None = None
     contention: Mapping[CollectiveKind, Contention] = field(default_factory=dict)
@@ -132,7 +130,6 @@ def _compute(found: Measurements, base: Hardware) -> _Step:
         ("kernel_us", found.least_kernel_us),
         ("kernel_launch_us", found.kernel_launch_us),
         ("collective_launch_us", found.collective_launch_us),
-        ("rested_speedup", found.rested_speedup and max(1.0, found.rested_speedup)),
     ):
         if value is not None:
             changes[key] = value

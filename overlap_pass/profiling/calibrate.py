@@ -22,7 +22,6 @@ from overlap_pass.profiling.kernel_rates import (
     gemm_samples,
     kernel_launch_us,
     least_kernel_us,
-    rested_speedup,
     stream_samples,
 )
 from overlap_pass.profiling.stopwatch import Stopwatch
@@ -92,7 +91,6 @@ def _measure(where: Sequence[Group], scale: Scale, watch: Stopwatch, progress: R
         "attention": tuple(attention_samples(scale, watch)),
         "streams": tuple(stream_samples(scale, watch)),
         "least_kernel_us": least_kernel_us(scale, watch),
-        "rested_speedup": rested_speedup(scale, watch),
     }
     collectives = []
     for group in where:

@@ -22,7 +22,6 @@ __all__ = [
     "gemm_samples",
     "kernel_launch_us",
     "least_kernel_us",
-    "rested_speedup",
     "stream_samples",
     "training_load",
 ]
@@ -59,14 +58,6 @@ def gemm_samples(scale: Scale, watch: Stopwatch) -> Iterator[KernelSample]:
         time_us = watch.queued_us(product, 10, behind=load)
         rows, inner, columns = shape
         yield KernelSample(f"GEMM {rows} × {inner} × {columns}", 2.0 * rows * inner * columns, time_us)
-
-
-def rested_speedup(scale: Scale, watch: Stopwatch) -> float:
-    """How many times as fast the largest product runs behind a pause; ten in a row end before the power limit is felt."""
-    left, right = gemm(scale.gemms[-1], watch.device)
-    product = partial(torch.mm, left, right, out=left @ right)
-    rested_us = watch.queued_us(product, 10)
-    return watch.queued_us(product, 10, behind=training_load(scale, watch.device)) / rested_us
 
 
 def attention_samples(scale: Scale, watch: Stopwatch) -> Iterator[KernelSample]:

@@ -41,7 +41,6 @@ def _measured(machine: Hardware) -> Measurements:
         attention=(kernel(compute.attention_efficiency, 1e11),),
         streams=(KernelSample("copy", 1e9, machine.traffic_us(1e9)),),
         least_kernel_us=compute.kernel_us,
-        rested_speedup=compute.rested_speedup,
         kernel_launch_us=compute.kernel_launch_us,
         collective_launch_us=compute.collective_launch_us,
         contention=dict(machine.contention_by_kind),
@@ -54,8 +53,7 @@ def test_a_machine_that_is_as_its_file_says_gives_that_file_back() -> None:
     found = calibrated(_measured(H200), replace(H100, compute=replace(H100.compute, peak_tflops=H200.compute.peak_tflops),
                                                 memory=H200.memory), "mine")  # fmt: skip
     assert found.hardware.name == "mine"
-    for key in ("matmul_efficiency", "attention_efficiency", "matmul_ramp_us", "kernel_us", "collective_launch_us",
-                "rested_speedup"):  # fmt: skip
+    for key in ("matmul_efficiency", "attention_efficiency", "matmul_ramp_us", "kernel_us", "collective_launch_us"):
         assert getattr(found.hardware.compute, key) == pytest.approx(getattr(H200.compute, key), rel=1e-3), key
     assert found.hardware.memory.efficiency == pytest.approx(H200.memory.efficiency)
     assert found.hardware.intra_node.bandwidth_gb_per_s == pytest.approx(262.0, rel=0.02)
@@ -69,13 +67,6 @@ def test_a_link_whose_all_to_alls_have_a_rate_of_their_own_gives_that_rate_back(
     found = calibrated(replace(_measured(H200), collectives=_collectives(host, 2, 2)), H200, "mine").hardware.intra_node
     assert found.all_to_all_gb_per_s == pytest.approx(21.0, rel=0.02)
     assert found.bandwidth_gb_per_s == pytest.approx(host.intra_node.bandwidth_gb_per_s, rel=0.02)
-
-
-def test_a_device_that_is_no_faster_at_rest_has_one_speed() -> None:
-    """What is measured may be below 1 by chance, which a file may not say."""
-    found = calibrated(replace(_measured(H200), rested_speedup=0.98), H200, "mine")
-    assert found.hardware.compute.rested_speedup == 1.0
-    assert found.sources["compute.rested_speedup"] == "measured"
 
 
 def test_what_was_not_measured_stays_as_in_the_base_and_says_so() -> None:
