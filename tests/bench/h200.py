@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--edge", action="store_true", help="each of ours twice more, with a StepEdge")
     parser.add_argument("--transport", choices=("nvlink", "host"), default="nvlink", help="host: NCCL_P2P_DISABLE=1")
+    parser.add_argument("--replicas", type=int, default=1, help="HSDP: so many groups hold the model (%(default)s)")
     parser.add_argument("--imagined", type=int, metavar="RANKS", help="one process, as rank 0 of so many")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
@@ -127,7 +128,9 @@ def ranks(imagined: int | None = None) -> Iterator[torch.device]:
 
 def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verification:
     """One case: every system, interleaved."""
-    make_step: MakeStep = load_make_step(f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens})
+    make_step: MakeStep = load_make_step(
+        f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens, "replicas": args.replicas}
+    )
     if args.optimizer is not None:
         make_step = with_optimizer(make_step, OPTIMIZERS[args.optimizer])
     effort = Effort(args.warm_up, args.rounds, args.steps, args.profiled, args.numbers)
@@ -152,7 +155,9 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
         ("command", shlex.join(command)),
         ("date", datetime.date.today().isoformat()),
     )
-    title = ", ".join(filter(None, (f"{args.model}, {tokens} tokens a rank, {_between(args)}", args.optimizer)))
+    replicas = f"{args.replicas} replicas" if args.replicas > 1 else None
+    what = (f"{args.model}, {tokens} tokens a rank, {_between(args)}", replicas, args.optimizer)
+    title = ", ".join(filter(None, what))
     warnings = (*concerns(), *measured.warnings)
     return Verification(title, measured.systems, measured.left_out, warnings, found)
 
@@ -225,6 +230,8 @@ def say(tokens: int, what: str) -> None:
 
 def case(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
     found = {"model": args.model, "tokens": tokens, "transport": _between(args), "ranks": dist.get_world_size()}
+    if args.replicas > 1:
+        found["replicas"] = args.replicas
     return found if args.optimizer is None else {**found, "optimizer": args.optimizer}
 
 
@@ -244,6 +251,7 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
     columns: dict[str, dict[str, str]] = {}
     for entry in cases:
         heading = "{model}, T={tokens}, {transport}, {ranks} ranks".format(**entry["case"])
+        heading += f", {entry['case']['replicas']} replicas" if "replicas" in entry["case"] else ""
         heading += f", {entry['case']['optimizer']}" if "optimizer" in entry["case"] else ""
         column = columns.setdefault(heading, {})
         for system in entry["verification"]["systems"]:
