@@ -18,7 +18,7 @@ format:  ## mends most of what check finds
 test:  ## everything, as CI does on the newest torch
 	$(PYTHON) -m pytest
 
-test-gpu:  ## what needs two GPUs; says so where there are none
+test-gpu:  ## what needs GPUs, two for most of it; says so where there are none
 	$(PYTHON) -m pytest -q tests/gpu
 
 fuzz:  ## 200 random models beside eager FSDP2, bit for bit; goes on where it was stopped

@@ -26,15 +26,18 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA el
 SEQUENCE_TOKENS = 4096
 
 
-def make_model(name: str) -> nn.Module:
+def make_model(name: str, replicas: int = 1) -> nn.Module:
     """A sharded model: fp32 shards, bf16 in compute, gradients reduced in fp32, gathered again in backward.
 
-    It is built whole on each device before it is sharded, so that every rank and every call starts from the same weights.
+    With several replicas each of as many groups of ranks holds all of it (HSDP). It is built whole on each device before it is sharded, so that every rank and every call starts from the same weights.
     """
     torch.manual_seed(0)
     with DEVICE:
         model = Llama(preset(name))
-    mesh = init_device_mesh(DEVICE.type, (dist.get_world_size(),))
+    groups = (replicas, dist.get_world_size() // replicas)
+    mesh = init_device_mesh(DEVICE.type, groups, mesh_dim_names=("replicate", "shard"))
+    if replicas == 1:
+        mesh = mesh["shard"]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -57,10 +60,10 @@ def step(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 
 
 def make_step(
-    model: str = "bench-2b" if CUDA else "tiny", tokens: int = 4096 if CUDA else 128
+    model: str = "bench-2b" if CUDA else "tiny", tokens: int = 4096 if CUDA else 128, replicas: int = 1
 ) -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, Tensor]]:
     """What is measured: the model before ``torch.compile``, and ``step(model, *batch)`` with its batch."""
-    return make_model(model), step, make_batch(model, tokens)
+    return make_model(model, replicas), step, make_batch(model, tokens)
 
 
 def main() -> None:

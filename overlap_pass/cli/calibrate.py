@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_pass.cli.mesh import mesh_of
 from overlap_pass.errors import HardwareError, OptionError
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from overlap_pass.profiling.environment import device_name
     from overlap_pass.profiling.ranks import ranks
 
-    mesh = _mesh(args.mesh)
+    mesh = mesh_of(args.mesh)
     with ranks("calibrate") as (device, first):
         found = calibrate(
             _base(args.base, device_name()), device, mesh=mesh, progress=_say if first else lambda _: None
@@ -68,13 +69,6 @@ def run(args: argparse.Namespace) -> int:
         if first:
             _write(found, args)
     return 0
-
-
-def _mesh(text: str) -> tuple[int, ...]:
-    parts = text.split("x") if text else []
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise OptionError(f"--mesh={text!r} is no shape such as 2x4")
-    return tuple(map(int, parts))
 
 
 def _base(asked: str | None, found: str | None) -> Hardware:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from overlap_pass.cli.looks import colour, width
+from overlap_pass.cli.mesh import mesh_of
 from overlap_pass.cli.planned import add_model, add_output, add_reshard, check_output, config_of
 from overlap_pass.errors import OptionError
 
@@ -21,7 +23,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         ),
     )
     add_model(parser)
-    parser.add_argument("--world", type=int, default=8, metavar="N", help="ranks (%(default)s)")
+    parser.add_argument("--world", type=int, metavar="N", help="ranks (8)")
+    parser.add_argument(
+        "--mesh",
+        default="",
+        metavar="SHAPE",
+        help="2x4 for two replicas of four shards each (HSDP); default: all in one",
+    )
     parser.add_argument("--tokens", type=int, metavar="N", help="tokens per rank and step (presets: 8192)")
     parser.add_argument(
         "--budget",
@@ -44,6 +52,7 @@ _CHOICES = ("reshard", "transport", "reduction")
 def run(args: argparse.Namespace) -> int:
     check_output(args.output, (".html", ".json"))
     config = config_of(args, args.budget, strategy=args.strategy, **{name: getattr(args, name) for name in _CHOICES})
+    world = _world(args)
     if args.tokens is not None and args.tokens < 1:
         raise OptionError(f"--tokens={args.tokens} is too small: at least 1")
     from overlap_pass.cli.progress import Progress
@@ -56,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         comparison = plan_model(
             build_of(args.model, tokens=args.tokens),
-            world_size=args.world,
+            world_size=world,
             options={
                 "strategy": config.strategy,
                 "memory_budget": config.memory_budget,
@@ -65,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 "mode": config.mode,
                 **{name: getattr(config, name) for name in _CHOICES},
             },
-            title=f"{args.model} on {args.world} × {hardware.name}",
+            title=f"{args.model} on {args.mesh or world} × {hardware.name}",
             setting=_setting(args),
             progress=progress.show,
         )
@@ -77,6 +86,16 @@ def run(args: argparse.Namespace) -> int:
         else terminal.render(comparison, width=width(), colour=colour()).strip("\n")
     )
     return 0
+
+
+def _world(args: argparse.Namespace) -> int | tuple[int, ...]:
+    """Ranks, or the shape of their mesh."""
+    mesh = mesh_of(args.mesh)
+    if args.world is not None and mesh and math.prod(mesh) != args.world:
+        raise OptionError(f"--mesh={args.mesh} has {math.prod(mesh)} places for --world={args.world} ranks")
+    if mesh:
+        return mesh
+    return 8 if args.world is None else int(args.world)
 
 
 def _setting(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:

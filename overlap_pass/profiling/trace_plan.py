@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,38 +116,47 @@ def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:
 def trace_model(
     build: Build,
     *,
-    world_size: int,
+    world_size: int | Sequence[int],
     progress: Report = lambda _: None,
     cut: Cut = partition,
     carriers: Carriers | None = None,
 ) -> tuple[Program, ...]:
     """Forward and backward program of one training step on ``world_size`` ranks; arguments and errors as below."""
-    if world_size < 2:
-        raise OptionError(f"world={world_size}: with fewer than 2 ranks nothing is communicated")
-    with fake_world(world_size):
-        progress(f"tracing on {world_size} ranks")
-        mesh = init_device_mesh("cpu", (world_size,))
+    shape = (world_size,) if isinstance(world_size, int) else tuple(world_size)
+    ranks = math.prod(shape)
+    if ranks < 2:
+        raise OptionError(f"world={_times(world_size)}: with fewer than 2 ranks nothing is communicated")
+    with fake_world(ranks):
+        progress(f"tracing on {_times(world_size)} ranks")
+        names = ("replicate", "shard") if len(shape) == 2 else None  # fully_shard asks for names where there are two
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)  # reads values, which fake tensors have none of
         # Constants that decompositions lift into the graph are real tensors.
         with FakeTensorMode(allow_non_fake_inputs=True):
             model, inputs = build(mesh)
             return trace(make_traceable(model), inputs, cut=cut, carriers=carriers)
 
 
+def _times(world_size: int | Sequence[int]) -> str:
+    return str(world_size) if isinstance(world_size, int) else "x".join(map(str, world_size))
+
+
 def plan_model(
     build: Build,
     *,
-    world_size: int,
+    world_size: int | Sequence[int],
     options: Mapping[str, Any] | None = None,
     title: str = "",
     setting: tuple[tuple[str, str], ...] = (),
     progress: Report = lambda _: None,
 ) -> Comparison:
-    """Plan one training step (forward and backward) of a model for ``world_size`` ranks.
+    """Plan one training step (forward and backward) of a model for a cluster that need not be there.
 
     Args:
-        build: called with a 1-D device mesh over all ranks; shards a model on it with ``fully_shard`` and returns the
-            model and its inputs, ``model(*inputs)`` being the loss. Runs under fake tensors: nothing is allocated, so a
-            model of any size can be built, and no value can be read.
+        build: called with a device mesh over all ranks; shards a model on it with ``fully_shard`` and returns the model
+            and its inputs, ``model(*inputs)`` being the loss. Runs under fake tensors: nothing is allocated, so a model of
+            any size can be built, and no value can be read (so no further mesh can be made in it).
+        world_size: ranks, which is a mesh of one dimension; or the mesh's shape, ``(2, 4)`` for two replicas of four shards
+            each (dimensions ``replicate`` and ``shard``).
         options: the backend's options (strategy, memory_budget, hardware, coalesce, reshard, transport, reduction, mode).
         title: what the report calls it.
         setting: (name, value) pairs for the report.
@@ -167,7 +177,7 @@ def plan_model(
     budget = config.memory_budget if by_budget is None else by_budget.budget
     plans = plan_step(programs, hardware, config.strategy, budget, launches=config.launches, progress=progress)
     found = (
-        ("ranks", f"{world_size} × {hardware.name}"),
+        ("ranks", f"{_times(world_size)} × {hardware.name}"),
         ("strategy", spec(config.strategy)),
         ("memory budget", config.memory_budget.spec),
         ("coalesce", str(config.coalesce)),
@@ -177,7 +187,7 @@ def plan_model(
         *(() if by_budget is None else by_budget.setting()),
         ("torch", torch.__version__),
     )
-    return compare_plans(plans, title=title or f"{world_size} × {hardware.name}", setting=(*setting, *found))
+    return compare_plans(plans, title=title or f"{_times(world_size)} × {hardware.name}", setting=(*setting, *found))
 
 
 def plan_llama(

@@ -9,7 +9,9 @@
 Each case is added to the record as soon as it is measured. Every system is compiled for every token count (20 to 30 s each
 for the 2 B model), so what does not fit into one call is split by ``--tokens`` or ``--systems``; what is to be compared
 closely belongs into one call, since a machine is not the same from one to the next. Without a GPU everything runs over
-gloo, as a rehearsal: ``--model tiny --tokens 64``. ``--optimizer`` makes the optimizer part of every system's step, and
+gloo, as a rehearsal: ``--model tiny --tokens 64``. ``--imagined 8`` runs one process as rank 0 of eight whose peers are not
+there: every collective ends at once with this rank's own data for everybody's. What is allocated is what that rank would
+allocate, times are of its compute and of local copies. ``--optimizer`` makes the optimizer part of every system's step, and
 ``--edge`` adds twins of each of ours that gather, and gather and reduce, across the step's edge.
 """
 
@@ -32,6 +34,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_pass.fsdp.edge import StepEdge
 from overlap_pass.profiling.environment import concerns
@@ -64,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     if args.transport == "host":
         os.environ["NCCL_P2P_DISABLE"] = "1"
-    with ranks() as device:
+    with ranks(args.imagined) as device:
         for tokens in args.tokens:
             found = run(args, tokens, device)
             if dist.get_rank() == 0:
@@ -87,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--edge", action="store_true", help="each of ours twice more, with a StepEdge")
     parser.add_argument("--transport", choices=("nvlink", "host"), default="nvlink", help="host: NCCL_P2P_DISABLE=1")
+    parser.add_argument("--replicas", type=int, default=1, help="HSDP: so many groups hold the model (%(default)s)")
+    parser.add_argument("--imagined", type=int, metavar="RANKS", help="one process, as rank 0 of so many")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=5)
@@ -103,9 +108,12 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def ranks() -> Iterator[torch.device]:
-    """The process group that torchrun set this process up for; yields this rank's device."""
-    if torch.cuda.is_available():
+def ranks(imagined: int | None = None) -> Iterator[torch.device]:
+    """The process group that torchrun set this process up for, or one of imagined ranks; yields this rank's device."""
+    if imagined is not None:
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        dist.init_process_group("fake", rank=0, world_size=imagined, store=FakeStore())
+    elif torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
@@ -120,7 +128,9 @@ def ranks() -> Iterator[torch.device]:
 
 def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verification:
     """One case: every system, interleaved."""
-    make_step: MakeStep = load_make_step(f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens})
+    make_step: MakeStep = load_make_step(
+        f"{EXAMPLE}:make_step", {"model": args.model, "tokens": tokens, "replicas": args.replicas}
+    )
     if args.optimizer is not None:
         make_step = with_optimizer(make_step, OPTIMIZERS[args.optimizer])
     effort = Effort(args.warm_up, args.rounds, args.steps, args.profiled, args.numbers)
@@ -136,15 +146,18 @@ def run(args: argparse.Namespace, tokens: int, device: torch.device) -> Verifica
     torch._dynamo.reset()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    command = ["torchrun", "--nproc-per-node", str(dist.get_world_size()), "-m", "tests.bench.h200", *sys.argv[1:]]
+    start = ["torchrun", "--nproc-per-node", str(dist.get_world_size())] if args.imagined is None else ["python"]
+    command = [*start, "-m", "tests.bench.h200", *sys.argv[1:]]
     found = (
         *setting(effort, ours[0] if len(ours) == 1 else {}),
-        ("transport", args.transport),
+        ("transport", _between(args)),
         ("optimizer", args.optimizer or "none"),
         ("command", shlex.join(command)),
         ("date", datetime.date.today().isoformat()),
     )
-    title = ", ".join(filter(None, (f"{args.model}, {tokens} tokens a rank, {args.transport}", args.optimizer)))
+    replicas = f"{args.replicas} replicas" if args.replicas > 1 else None
+    what = (f"{args.model}, {tokens} tokens a rank, {_between(args)}", replicas, args.optimizer)
+    title = ", ".join(filter(None, what))
     warnings = (*concerns(), *measured.warnings)
     return Verification(title, measured.systems, measured.left_out, warnings, found)
 
@@ -216,8 +229,15 @@ def say(tokens: int, what: str) -> None:
 
 
 def case(args: argparse.Namespace, tokens: int) -> dict[str, Any]:
-    found = {"model": args.model, "tokens": tokens, "transport": args.transport, "ranks": dist.get_world_size()}
+    found = {"model": args.model, "tokens": tokens, "transport": _between(args), "ranks": dist.get_world_size()}
+    if args.replicas > 1:
+        found["replicas"] = args.replicas
     return found if args.optimizer is None else {**found, "optimizer": args.optimizer}
+
+
+def _between(args: argparse.Namespace) -> str:
+    """What lies between the ranks."""
+    return args.transport if args.imagined is None else "imagined peers"
 
 
 def add(record: Path, case: dict[str, Any], found: Verification) -> None:
@@ -231,6 +251,7 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
     columns: dict[str, dict[str, str]] = {}
     for entry in cases:
         heading = "{model}, T={tokens}, {transport}, {ranks} ranks".format(**entry["case"])
+        heading += f", {entry['case']['replicas']} replicas" if "replicas" in entry["case"] else ""
         heading += f", {entry['case']['optimizer']}" if "optimizer" in entry["case"] else ""
         column = columns.setdefault(heading, {})
         for system in entry["verification"]["systems"]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from tests.bench import predict
 from tests.bench.h200 import SYSTEMS, options, parser, table, variants
 
 STEP = {
@@ -46,3 +49,15 @@ def test_several_sets_of_options_are_several_rows() -> None:
     assert ours == [{}, {"coalesce": "off", "strategy": "greedy{window=2}"}]
     names = [variant.name for variant in variants(args.systems, ours)]
     assert names == [*SYSTEMS.split(","), "overlap", "overlap; coalesce=off; strategy=greedy{window=2}"]
+
+
+def test_predictions_are_recorded_with_their_command(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(predict, "CASES", (predict.Case("tiny", 64), predict.Case("tiny", 64, replicas=2)))
+    record = tmp_path / "predicted.json"
+    assert predict.main(["--world", "4", "--record", str(record)]) == 0
+    found = json.loads(record.read_text())
+    assert found["command"] == "python -m tests.bench.predict --world 4 --hardware h200"
+    one, two = (case["predicted"] for case in found["cases"])
+    assert two["step_us"] > one["step_us"], "replicas reduce twice"
+    assert one["compute_us"] + one["exposed_us"] <= one["step_us"]
+    assert "| tiny | 64 | 2 |" in capsys.readouterr().out

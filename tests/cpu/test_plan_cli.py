@@ -61,6 +61,27 @@ def test_a_model_of_ones_own_is_planned_and_the_page_written(own, tmp_path, caps
     assert ["tokens per rank", "16"] in json.loads(printed)["setting"]
 
 
+def test_a_mesh_of_replicas_reduces_among_them_too(own, capsys) -> None:
+    kinds = []
+    for mesh in ("4", "2x2"):
+        assert main(["plan", "--model", f"{own}:build", "--mesh", mesh, "--json"]) == 0
+        spans = jsonfile.loads(capsys.readouterr().out).after.timeline.spans
+        kinds.append({span.collective for span in spans if span.collective is not None})
+    assert "all_reduce" in kinds[1] - kinds[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--mesh", "2x4", "--world", "16"), "--mesh=2x4 has 8 places for --world=16 ranks"),
+        (("--mesh", "two"), "--mesh='two' is no shape such as 2x4"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_said_in_one_line(own, given, said, capsys) -> None:
+    assert main(["plan", "--model", f"{own}:build", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_step_that_the_cpu_bounds_is_planned_shorter_where_it_is_recorded(own, capsys) -> None:
     """Matmuls of 64 × 64: next to nothing for a device, and launches of 0.2 ms a collective for the CPU."""
     plan = ["plan", "--model", f"{own}:fixed", "--world", "4", "--transport", "copy_engine", "--json"]

@@ -1,7 +1,13 @@
-"""A sharded Llama for comparisons of bits: of a size that keeps GPUs busy there, and tiny where a CPU rehearses."""
+"""A sharded Llama for comparisons of bits: of a size that keeps GPUs busy there, and tiny where a CPU rehearses.
+
+Where a machine has fewer GPUs than ranks, ranks share one. NCCL refuses that, so their groups are gloo's; but the memory of
+one is within reach of the other like that of any peer, and copies, words and recorded graphs are the same. Times mean
+nothing there, bits do.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -11,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from overlap_pass.profiling import llama
+from overlap_pass.transport import choice
 
 __all__ = ["group_of", "place_of", "sharded"]
 
@@ -32,13 +39,21 @@ def sharded(device: str, *, layers_on_cpu: int) -> tuple[nn.Module, Tensor]:
 
 
 def place_of(device: str) -> torch.device:
+    """The CPU, or this rank's GPU, which is current from then on."""
     if device == "cpu":
         return torch.device("cpu")
-    place = torch.device("cuda", dist.get_rank())
+    if _shared():
+        os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+        choice.why_not_by_copy = lambda group_name: None  # asks for NCCL and for a GPU each, which is what is not there
+    place = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
     torch.cuda.set_device(place)
     return place
 
 
 def group_of(device: str) -> Any:
     """A new group of all ranks."""
-    return dist.new_group(backend="gloo" if device == "cpu" else "nccl")
+    return dist.new_group(backend="gloo" if device == "cpu" or _shared() else "nccl")
+
+
+def _shared() -> bool:
+    return torch.cuda.device_count() < dist.get_world_size()

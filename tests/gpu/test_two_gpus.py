@@ -20,21 +20,16 @@ from overlap_pass.profiling.numbers import Numbers, numbers, reproducible
 from overlap_pass.profiling.variants import BASELINES, scheduled
 from overlap_pass.profiling.workload import Workload
 from tests.cpu.ranks import run_cases
+from tests.gpu.small_llama import group_of, place_of
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 FP32 = MixedPrecisionPolicy()
 SHAPE = llama.LlamaConfig(layers=3, dim=256, heads=4, kv_heads=2, ffn_dim=512, vocab_size=512, max_tokens=256)
 
 
-def _device() -> torch.device:
-    device = torch.device("cuda", dist.get_rank())
-    torch.cuda.set_device(device)
-    return device
-
-
 def _workload(policy: MixedPrecisionPolicy, prepare: Callable[[nn.Module], Callable[..., Any]]) -> Workload:
-    device = _device()
-    mesh = DeviceMesh.from_group(dist.new_group(backend="nccl"), "cuda")
+    device = place_of("cuda")
+    mesh = DeviceMesh.from_group(group_of("cuda"), "cuda")
     torch.manual_seed(0)
     with device:
         model = llama.shard(llama.Llama(SHAPE), mesh=mesh, mp_policy=policy)
@@ -86,7 +81,7 @@ def side_by_side(backend: str, steps: int, *both: dict[str, str]) -> list[str]:
     with reproducible():
         one, other = (_workload(BF16, partial(_compiled_with, backend, options)) for options in both)
         for step in range(steps):
-            junk = [torch.full((2**size,), float("nan"), device=_device()) for size in range(10, 22)]
+            junk = [torch.full((2**size,), float("nan"), device=place_of("cuda")) for size in range(10, 22)]
             del junk
             differing = _differing(*(_after(workload) for workload in (one, other)))
             found += [f"step {step}: {name}" for name in differing]
