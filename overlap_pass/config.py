@@ -64,7 +64,7 @@ class Config:
         report: an ``.html`` or ``.json`` file to write the before/after report to, ``None`` for none.
         fsdp: see :class:`FsdpMode`.
         coalesce: whether neighbouring launches of one FSDP unit become one: ``"auto"`` (if it is predicted to pay),
-            ``"off"``, or the bytes that a coalesced launch carries at least.
+            ``"off"``, or the bytes that a coalesced launch carries at least, which is kept if it fits the budget.
         transport: who carries parameters and gradients: ``"nccl"``, ``"copy_engine"``, or copy engines where they can
             (``"auto"``).
         reduction: how gradients are reduced: by the communicator (``"ring"``), or sent as they are and summed in

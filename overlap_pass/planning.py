@@ -14,6 +14,7 @@ from typing import Any
 
 from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
+from overlap_pass.cost.rest import as_rested
 from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
@@ -22,6 +23,7 @@ from overlap_pass.memory.ledger import Lifetimes, MemoryProfile, compiled_peak, 
 from overlap_pass.registry import parse
 from overlap_pass.schedule.ahead import Ahead
 from overlap_pass.schedule.alike import Terms, choose_alike
+from overlap_pass.schedule.asked import as_asked, unheeded
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, unjoinable
 from overlap_pass.schedule.explain import explain
@@ -47,6 +49,9 @@ _log = logging.getLogger("overlap_pass")
 
 _CPU_BOUND = 0.9
 """Of the step, that the CPU launches for: from there on a note says so."""
+
+_ALIKE = "all ranks have to launch in one order, and that is made without this rank's prices"
+_ASKED = "launches are joined to the size that coalesce asks for, in the order that launch_order asks for"
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,8 @@ def make_plan(
 
     A schedule is used only if it is legal and keeps the budget. With ``"priced"`` launches it is not slower than the order as
     written either, else that is planned and a note says why. With ``"agreed"`` ones, what is joined and the order of
-    launches are settled by what all ranks see alike; a note says where the order as written is faster here.
+    launches are settled by what all ranks see alike. A size of joined launches that is asked for is kept where it fits the
+    budget, else a note says so. In both cases a note says where the order as written is faster here.
 
     Args:
         launches: how they may be joined and ordered.
@@ -217,20 +223,23 @@ def make_plan(
             need more: :func:`plan_step` looks at both).
         PlanError: the limit on communicators in flight cannot be kept.
     """
+    asked = launches or Launches()
     program, launches = _to_keep(program, strategy, launches)
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
     by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
     found = variants(program, written.price, launches.target_bytes, across_units=not by_unit)
+    within_bytes = written.graph_budget_bytes
     if launches.order == "agreed":
-        chosen = choose_alike(found, Terms(strategy, budget, written.graph_budget_bytes), written.price)
+        chosen = choose_alike(found, Terms(strategy, budget, within_bytes, launches.asked), written.price)
     else:
-        chosen = choose(found, strategy, written.graph_budget_bytes)
+        chosen = choose(as_asked(found, launches, within_bytes), strategy, within_bytes)
     broken = violations(program, apart(chosen.schedule.order, chosen.variant.groups))
     if broken:  # what was joined and how it is ordered, against the graph as it came
         safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
         return _dropped(broken[0], safe)
-    return written.plan(chosen)
+    notes = unheeded(found, asked, chosen.variant, written.budget_bytes)
+    return written.plan(replace(chosen, notes=(*chosen.notes, *notes)), slower=_ASKED if launches.asked else _ALIKE)
 
 
 def _to_keep(program: Program, strategy: Strategy, launches: Launches | None) -> tuple[Program, Launches]:
@@ -261,7 +270,8 @@ def replay(program: Program, hardware: Hardware, budget: Budget, pinned: Pinned)
     if broken:
         raise IllegalSchedule(f"the saved plan of graph {program.name!r} is illegal: {broken[0]}")
     decisions = explain(Placement(variant.problem.dag), _positions(variant.problem.program, order), "as saved")
-    plan = written.plan(Choice(variant, replace(pinned.schedule, decisions=decisions), ("the order is a saved one",)))
+    choice = Choice(variant, replace(pinned.schedule, decisions=decisions), ("the order is a saved one",))
+    plan = written.plan(choice, slower="that is how it was saved")
     if plan.skeleton != pinned.launches:
         raise PlanError(f"the saved plan of graph {program.name!r} was changed: its launches are not those of its hash")
     if plan.budget_bytes is not None and plan.memory_after.peak_bytes > plan.budget_bytes:
@@ -297,6 +307,7 @@ class _Written:
     @classmethod
     def of(cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None) -> _Written:
         memory = peak(program, resident_bytes=budget.resident_bytes)
+        hardware = as_rested(hardware, program, price(program, hardware, measured=measured))
         costs = replace(price(program, hardware, measured=measured), cpu_ahead_us=budget.cpu_ahead_us)
         budget_bytes = budget.resolve(program, memory.peak_bytes)
         simulation = simulate(program, costs, label="as written")
@@ -314,8 +325,8 @@ class _Written:
     def price(self, program: Program) -> CostTable:
         return replace(price(program, self.hardware, measured=self.measured), cpu_ahead_us=self.budget.cpu_ahead_us)
 
-    def plan(self, chosen: Choice) -> Plan:
-        """The order that was chosen, with its proof."""
+    def plan(self, chosen: Choice, *, slower: str) -> Plan:
+        """The order that was chosen, with its proof, and why it may be slower than the one as written."""
         problem, order = chosen.variant.problem, chosen.schedule.order
         after = simulate(problem.program, problem.costs, order, label="scheduled")
         bound = bound_of(problem, order)
@@ -330,7 +341,12 @@ class _Written:
             budget_bytes=self.budget_bytes,
             bound=bound,
             hardware=self.hardware.name,
-            notes=(*chosen.notes, *_slower(self, after), *_bound_by_launches(bound, after), *_unpriced(problem.costs)),
+            notes=(
+                *chosen.notes,
+                *_slower(self, after, slower),
+                *_bound_by_launches(bound, after),
+                *_unpriced(problem.costs),
+            ),
         )
 
 
@@ -359,13 +375,11 @@ def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:
     return lower_bound(problem.dag, problem.costs, fixed=None if kept else ())
 
 
-def _slower(written: _Written, after: Simulation) -> tuple[str, ...]:
+def _slower(written: _Written, after: Simulation, why: str) -> tuple[str, ...]:
     if after.step_us <= written.simulation.step_us:
         return ()
-    return (
-        f"predicted at {format_us(after.step_us)}, the order as written at {format_us(written.simulation.step_us)}: all "
-        "ranks have to launch in one order, and that is made without this rank's prices",
-    )
+    as_written_us = written.simulation.step_us
+    return (f"predicted at {format_us(after.step_us)}, the order as written at {format_us(as_written_us)}: {why}",)
 
 
 def _bound_by_launches(bound: Bound, after: Simulation) -> tuple[str, ...]:

@@ -42,16 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reduction", metavar="ring|exchange", help="with exchange gradients are sent as they are, summed on arrival"
     )
-    parser.add_argument(
-        "--mode",
-        metavar="MODE",
-        help="a mode of torch.compile: with reduce-overhead the CPU replays recorded CUDA graphs",
-    )
     add_output(parser, "page to write: .html with both timelines, or .json")
     parser.set_defaults(run=run)
 
 
-_CHOICES = ("reshard", "transport", "reduction", "mode")
+_CHOICES = ("reshard", "transport", "reduction")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
                 "memory_budget": config.memory_budget,
                 "hardware": hardware,
                 "coalesce": config.coalesce,
+                "mode": config.mode,
                 **{name: getattr(config, name) for name in _CHOICES},
             },
             title=f"{args.model} on {args.mesh or world} × {hardware.name}",

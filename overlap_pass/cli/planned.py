@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--gpu", "--hardware", default="h100", metavar="NAME", help="hardware name or TOML file (%(default)s)"
     )
     parser.add_argument("--strategy", metavar="SPEC", help="strategy spec, such as 'latest_start'")
-    parser.add_argument("--coalesce", metavar="SIZE", help="'auto', 'off' or bytes of a coalesced launch")
+    parser.add_argument(
+        "--coalesce", metavar="SIZE", help="'auto', 'off' or bytes of a coalesced launch (kept if it fits)"
+    )
+    parser.add_argument(
+        "--mode",
+        metavar="MODE",
+        help="a mode of torch.compile: with reduce-overhead the CPU replays recorded CUDA graphs",
+    )
 
 
 def add_reshard(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +56,7 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
 def config_of(
     args: argparse.Namespace, budget: str | None, *, strategy: str | None = None, **others: str | None
 ) -> Config:
-    """The backend's options, checked."""
+    """The backend's options, checked; the hardware is the machine as ``--mode`` launches on it (torch knows the modes)."""
     from overlap_pass.config import Config
 
     options = {
@@ -56,9 +64,15 @@ def config_of(
         "memory_budget": budget,
         "hardware": args.gpu,
         "coalesce": args.coalesce,
+        "mode": args.mode,
         **others,
     }
-    return Config.from_options(options)
+    config = Config.from_options(options)
+    if args.mode is None:
+        return config
+    from overlap_pass.profiling.modes import launching
+
+    return replace(config, hardware=launching(config.hardware_for(None), config.mode))
 
 
 def check_output(path: Path | None, suffixes: Sequence[str], option: str = "--output") -> None:

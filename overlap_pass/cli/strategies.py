@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         programs, budget = traced(args.model, args.world, args.tokens, config, progress)
         rows = strategies_table.beside_one_bound([_row(text, config, programs, budget, progress) for text in specs])
-    title = f"{args.model} on {args.world} × {config.hardware_for(None).name}"
+    mode = "" if args.mode is None else f", mode {config.mode}"
+    title = f"{args.model} on {args.world} × {config.hardware_for(None).name}{mode}"
     if args.json:
         print(json.dumps({"title": title, "strategies": [row.to_json() for row in rows]}, indent=2))
     else:

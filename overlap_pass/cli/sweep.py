@@ -109,6 +109,7 @@ def _sweep(
         ("strategy", spec(configs[0].strategy)),
         ("coalesce", str(configs[0].coalesce)),
         ("reshard", configs[0].reshard),
+        ("mode", configs[0].mode),
         ("traced at", f"{worlds[0]} ranks" if configs[0].reshard == "user" else "each number of ranks"),
     )
     return Sweep(f"{model} on {hardware}", setting, tuple(points), tuple(refused))

@@ -94,6 +94,9 @@ class Calibration:
 def calibrated(found: Measurements, base: Hardware, name: str) -> Calibration:
     """The machine that was measured.
 
+    Where contention was measured it has one speed, whether it rests or not: products and contention are measured at the power
+    limit, and what a collective takes from a GEMM there is more than it takes from one on a device that rests.
+
     Args:
         base: a machine of the same kind, for the datasheet's figures and for what was not measured.
         name: what the file calls it.
@@ -106,7 +109,8 @@ def calibrated(found: Measurements, base: Hardware, name: str) -> Calibration:
     for step in (_compute, _memory, _links, _contentions):
         hardware, notes = step(found, hardware)
         sources.update(notes)
-    hardware = replace(hardware, name=name)
+    speedup = None if found.contention else hardware.compute.rested_speedup
+    hardware = replace(hardware, name=name, compute=replace(hardware.compute, rested_speedup=speedup))
     if found.copy_engine is not None or not found.copies:
         hardware = replace(hardware, copy_engine=found.copy_engine)
         sources["copy_engine"] = "measured"
@@ -134,7 +138,7 @@ def _compute(found: Measurements, base: Hardware) -> _Step:
         if value is not None:
             changes[key] = value
     for key in ("matmul_efficiency", "attention_efficiency", "kernel_us", "matmul_ramp_us", "kernel_launch_us",
-                "collective_launch_us"):  # fmt: skip
+                "collective_launch_us", "rested_speedup"):  # fmt: skip
         sources[f"compute.{key}"] = "measured" if key in changes else f"as {base.name}"
     return replace(base, compute=replace(compute, **changes)), sources
 

@@ -39,6 +39,8 @@ class Compute:
         kernel_launch_us: CPU time to launch one kernel.
         collective_launch_us: CPU time to launch one collective and its wait.
         peak_tflops: dtype → dense peak in 10**12 FLOP/s; ``float32`` is required.
+        rested_speedup: so many times as fast matmuls and attention run at most on a device that rests in between
+            (``cost.rest``); ``None`` where that was not measured.
     """
 
     matmul_efficiency: float
@@ -48,6 +50,7 @@ class Compute:
     kernel_launch_us: float
     collective_launch_us: float
     peak_tflops: Mapping[str, float]
+    rested_speedup: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,15 @@ class Hardware:
         peaks = self.compute.peak_tflops
         key = "float8" if dtype.startswith("float8") else dtype
         return peaks.get(key, peaks["float32"]) * 1e6
+
+    def contention_of(self, kind: CollectiveKind, *, direct: bool = False) -> Contention:
+        """How a communicator's collective and compute slow each other down.
+
+        Args:
+            direct: each rank sends to every other by itself, which an all-to-all's kernels do.
+        """
+        own = self.contention_by_kind.get(kind, self.contention)
+        return self.contention_by_kind.get(CollectiveKind.ALL_TO_ALL, own) if direct else own
 
     def replaying(self) -> Hardware:
         """The same machine where the host launches recorded graphs: what is in them costs it next to nothing."""
@@ -268,6 +280,8 @@ class _Reader:
             raise self._refusal(f"{where}, which is no number")
         if "_beside_" in key and value < 1:
             raise self._refusal(f"{where}: a slow-down must be at least 1")
+        if key.endswith("speedup") and value < 1:
+            raise self._refusal(f"{where}: a speed-up must be at least 1")
         if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
             raise self._refusal(f"{where}: it must be above 0")
         if key.endswith("efficiency") and value > 1:

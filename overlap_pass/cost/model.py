@@ -18,6 +18,10 @@ __all__ = ["COPY_ENGINE", "Contention", "CostTable", "price"]
 
 COPY_ENGINE = "copy engine"
 
+_MOST_PENDING = 6
+"""A process has 8 queues to the device (``CUDA_DEVICE_MAX_CONNECTIONS``), of which compute has one and the collective that runs
+another. Seen on 2 × H200."""
+
 
 @dataclass(frozen=True)
 class CostTable:
@@ -38,6 +42,8 @@ class CostTable:
         starts_between_kernels: a collective on an idle communicator starts only when the running compute op has ended
             (seen on H200: the GEMMs are persistent kernels that hold every multiprocessor until they end).
         recorded: the graph is replayed, so compute that becomes ready together with a collective starts first.
+        most_pending: compute is held up behind a launch until all but so many collectives of communicators before it have begun,
+            as in a recorded graph; ``None`` for never.
         cpu_ahead_us: how long before the device the CPU begins: what it is ahead by from the graph before.
     """
 
@@ -52,6 +58,7 @@ class CostTable:
     beside_compute: Mapping[str, Contention] = field(default_factory=dict)
     starts_between_kernels: bool = False
     recorded: bool = False
+    most_pending: int | None = None
     cpu_ahead_us: float = 0.0
 
     def lane_of(self, launch: str, collective: Collective) -> str:
@@ -85,7 +92,6 @@ def price(
     placed = ranks_per_node or {}
     duration_us = dict.fromkeys(program.order, 0.0)
     launch_us = dict.fromkeys(program.order, 0.0)
-    own_kernel_us = {op.name: _own_kernel_us(op, program, hardware) for op in program.ops if op.kernel}
     unknown: list[str] = []
     for op in program.ops:
         if op.kind is OpKind.LAUNCH and op.collective is not None:
@@ -106,12 +112,13 @@ def price(
         contention=hardware.contention,
         unknown=tuple(name for name in unknown if name not in known),
         hardware=hardware.name,
-        kernel_us=own_kernel_us,
+        kernel_us={op.name: _own_kernel_us(op, program, hardware) for op in program.ops if op.kernel},
         beside_compute=_beside_compute(program, hardware),
         lanes=_lanes(program, hardware),
         wires={group: link_of(size, hardware, placed.get(group)) for group, size in program.groups.items()},
         starts_between_kernels=True,
         recorded=hardware.recorded,
+        most_pending=_MOST_PENDING if hardware.recorded else None,
     )
 
 
@@ -154,16 +161,11 @@ def _beside_compute(program: Program, hardware: Hardware) -> dict[str, Contentio
             continue
         if op.collective.by_copy and hardware.copy_engine is not None:
             found[op.name] = hardware.copy_engine.contention
-        elif (contention := _own_contention(op.collective, hardware)) is not None:
-            found[op.name] = contention
+            continue
+        own = hardware.contention_of(op.collective.kind, direct=op.collective.direct)
+        if own != hardware.contention:
+            found[op.name] = own
     return found
-
-
-def _own_contention(collective: Collective, hardware: Hardware) -> Contention | None:
-    """Of its kind; gradients that every rank sends to every other by itself are carried by an all-to-all's kernels."""
-    kinds = hardware.contention_by_kind
-    own = kinds.get(collective.kind)
-    return kinds.get(CollectiveKind.ALL_TO_ALL, own) if collective.direct else own
 
 
 def _measurements(measured: Mapping[str, float], ops: Mapping[str, float]) -> dict[str, float]:

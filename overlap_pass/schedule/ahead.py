@@ -26,7 +26,7 @@ from typing import Any
 
 from overlap_pass.cost.collectives import collective_us
 from overlap_pass.cost.hardware import Hardware
-from overlap_pass.cost.model import Contention, CostTable, price
+from overlap_pass.cost.model import CostTable, price
 from overlap_pass.graph.program import Category, CollectiveKind, OpKind, Program
 from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.agreement import COMPUTE_PER_TRAFFIC, reference_compute_us, reference_costs
@@ -181,8 +181,10 @@ def _steps_alike(program: Program, costs: CostTable, order: Sequence[str]) -> li
     costs = replace(costs, launch_us=dict.fromkeys(costs.launch_us, 0.0))
     computing = ({name: ratio * time_us for name, time_us in travel_us.items()} for ratio in COMPUTE_PER_TRAFFIC)
     tables = (reference_costs(ordered, costs, compute_us) for compute_us in computing)
-    # All is launched before compute begins, so no collective has to look for a place between kernels.
-    return [_Step(ordered, replace(table, starts_between_kernels=False), names) for table in tables]
+    # All is launched before compute begins, so no collective has to look for a place between kernels; and none holds compute up,
+    # as a plan does not launch them all at once.
+    free = (replace(table, starts_between_kernels=False, most_pending=None) for table in tables)
+    return [_Step(ordered, table, names) for table in free]
 
 
 def _moved_first(program: Program, order: Sequence[str], ahead: Sequence[str]) -> list[str]:
@@ -216,7 +218,7 @@ def _without(costs: CostTable, launches: Sequence[str]) -> CostTable:
 def _takes_us(program: Program, hardware: Hardware, launches: Sequence[str]) -> float:
     """Of the communicator that is busy longest: those carry what is ahead even where copy engines carry the rest."""
     lanes: dict[str, float] = defaultdict(float)
-    beside = _contention(hardware).communication_beside_compute
+    beside = hardware.contention_of(CollectiveKind.ALL_GATHER).communication_beside_compute
     for name in launches:
         collective = program.op(name).collective
         if collective is not None:
@@ -226,11 +228,8 @@ def _takes_us(program: Program, hardware: Hardware, launches: Sequence[str]) -> 
 
 def _costs_us(program: Program, hardware: Hardware, launches: Sequence[str]) -> float:
     """How much longer an optimizer takes that they run beside."""
-    return _takes_us(program, hardware, launches) * (1.0 - 1.0 / _contention(hardware).compute_beside_communication)
-
-
-def _contention(hardware: Hardware) -> Contention:
-    return hardware.contention_by_kind.get(CollectiveKind.ALL_GATHER, hardware.contention)
+    beside = hardware.contention_of(CollectiveKind.ALL_GATHER).compute_beside_communication
+    return _takes_us(program, hardware, launches) * (1.0 - 1.0 / beside)
 
 
 def _served(program: Program, name: str) -> str:

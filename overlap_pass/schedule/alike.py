@@ -60,11 +60,13 @@ class Terms:
     Attributes:
         budget: as the user said it.
         budget_bytes: what it leaves for this graph on this rank, ``None`` for no bound.
+        asked: what may be joined is what was asked for, so it is joined wherever the budget allows it.
     """
 
     strategy: Strategy
     budget: Budget
     budget_bytes: int | None
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +104,18 @@ class _Bench:
     """Makes and judges candidates by what no rank sees differently."""
 
     def __init__(self, written: Variant, terms: Terms) -> None:
-        self._written, self._strategy = written, terms.strategy
+        self._written, self._strategy, self._asked = written, terms.strategy, terms.asked
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
         self._known: dict[tuple[str, ...], list[float]] = {}
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
 
     def shared(self, found: Sequence[Variant]) -> _Candidate:
         """The order of all ranks: the best variant at the largest share, then the best of its shares."""
-        first = [next(itertools.chain(*self._ways(variant)), None) for variant in found]
+        first = [way for variant in found for way in itertools.islice(itertools.chain(*self._ways(variant)), 1)]
+        if self._asked:
+            first = [way for way in first if way.variant.groups] or first
         near = 0.0 if self._extra_bytes is None else _NEAR
-        best = self._best([way for way in first if way is not None] or [_as_written(self._written)], near)
+        best = self._best(first or [_as_written(self._written)], near)
         if isinstance(self._strategy, BackwardPre | BackwardPost):
             return best
         ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]

@@ -40,6 +40,11 @@ class Launches:
         return kept_in_flight(replace(program, activations_free=free, most_in_flight=self.most_in_flight))
 
     @property
+    def asked(self) -> bool:
+        """Whether a size was asked for."""
+        return not isinstance(self.coalesce, str)
+
+    @property
     def target_bytes(self) -> int | None:
         """The only size of coalesced launches to try; 0 for none, ``None`` for several."""
         if isinstance(self.coalesce, str):

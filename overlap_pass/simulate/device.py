@@ -48,7 +48,8 @@ class Device:
             item.rewind(stretch)
         self._lengths_us, self._issued_us = queue.lengths_us, queue.issued_us
         self._count = len(self._lengths_us)
-        self._stops, self._awaited = [*queue.stops, self._count], queue.awaited
+        self._stops, self._awaited, self._begun = [*queue.stops, self._count], queue.awaited, queue.begun
+        self._holds = any(queue.begun)
         self._lanes = [
             _Lane(items, name in queues.copy_lanes, sum(item.length_us for item in items))
             for name, items in queues.collectives.items()
@@ -73,6 +74,8 @@ class Device:
         while True:
             wake_us = math.inf if self._runs else self._start_compute()
             late_us, gate = self._start_collectives()
+            if self._holds and self._let_past():
+                continue
             if self._contended:
                 self._set_factors()
             wake_us = late_us if late_us < wake_us else wake_us
@@ -110,14 +113,23 @@ class Device:
                 self._runs = True
                 break
             awaited = self._awaited[self._stop]
-            if awaited.end_us > now:
+            begun = self._begun[self._stop]
+            if (awaited.start_us if begun else awaited.end_us) > now:
                 self._blocked_since = min(self._blocked_since, now)
                 break
-            awaited.blocked_us += max(0.0, now - self._blocked_since)
+            if not begun:
+                awaited.blocked_us += max(0.0, now - self._blocked_since)
             self._blocked_since = math.inf
             self._finished += 1
             self._stop += 1
         return math.inf
+
+    def _let_past(self) -> bool:
+        """Whether compute stands behind a collective that has begun meanwhile."""
+        at = self._finished
+        if self._runs or at == self._count or at < self._stops[self._stop] or not self._begun[self._stop]:
+            return False
+        return self._awaited[self._stop].start_us <= self.now and not (self._late and self._issued_us[at] > self.now)
 
     def _start_collectives(self) -> tuple[float, float]:
         """Start on each free communicator what may start.

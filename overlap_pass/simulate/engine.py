@@ -13,6 +13,11 @@ The lanes and their rules:
   back meanwhile. It then comes before the next op. So a launch just before an op does not hide under that op, and every
   collective costs a boundary between kernels.
 
+A recorded graph differs in two ways. An op that waited for a collective starts before the collective behind it
+(``costs.recorded``). And compute is held up behind a launch until all but the last few collectives before it have begun
+(``costs.most_pending``): what cannot begin yet lies in one of the few queues that a process has to the device. Copies are not
+counted.
+
 Lanes that run at the same time slow each other down by :class:`~overlap_pass.cost.contention.Contention`: each item
 makes progress at 1/factor, and factors change only when something starts or ends. Compute beside several
 collectives at once takes the largest of their factors. Between two such events all ends are

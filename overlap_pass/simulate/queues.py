@@ -62,6 +62,7 @@ class ComputeQueue:
         issued_us: when the CPU has issued it.
         stops: which entries are waits, ascending.
         awaited: for each of them, the collective.
+        begun: for each of them, whether it is over when the collective has begun; else when it has ended.
         ops: positions of the compute ops among the entries, in their order.
         kernels: entry → position of the launch or wait whose kernel it is.
     """
@@ -71,6 +72,7 @@ class ComputeQueue:
     issued_us: list[float] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     awaited: list[Item] = field(default_factory=list)
+    begun: list[bool] = field(default_factory=list)
     kernels: dict[int, int] = field(default_factory=dict)
 
     def run(self, position: int, length_us: float, issued_us: float) -> None:
@@ -78,9 +80,10 @@ class ComputeQueue:
         self.kernels[len(self.lengths_us)] = position
         self._append(length_us, issued_us)
 
-    def wait(self, awaited: Item, issued_us: float) -> None:
+    def wait(self, awaited: Item, issued_us: float, *, begun: bool = False) -> None:
         self.stops.append(len(self.lengths_us))
         self.awaited.append(awaited)
+        self.begun.append(begun)
         self._append(0.0, issued_us)
 
     def _append(self, length_us: float, issued_us: float) -> None:
@@ -112,13 +115,18 @@ class _Staging:
 
 @dataclass(slots=True)
 class Queues:
-    """What the CPU hands to the device, lane by lane."""
+    """What the CPU hands to the device, lane by lane.
+
+    Attributes:
+        kernels: the collectives of all communicators, where only so many may be pending.
+    """
 
     staging: _Staging
     copy_lanes: frozenset[str]
     compute: ComputeQueue
     cpu_us: float
     collectives: dict[str, list[Item]] = field(default_factory=dict)
+    kernels: list[Item] = field(default_factory=list)
     launched: set[int] = field(default_factory=set)
     waited: set[int] = field(default_factory=set)
 
@@ -215,6 +223,11 @@ class Issuer:
         entry.item.gate = len(queues.compute.lengths_us) if exists is None else exists.gate(entry.op)
         queues.collectives.setdefault(entry.lane, []).append(entry.item)
         queues.launched.add(position)
+        most = self._costs.most_pending
+        if most is not None and exists is None and entry.lane not in self._copy_lanes:
+            queues.kernels.append(entry.item)
+            if len(queues.kernels) > most:
+                queues.compute.wait(queues.kernels[-most - 1], issued_us, begun=True)
 
     def _issue_wait(self, position: int, entry: _Entry, issued_us: float, queues: Queues) -> None:
         if entry.launch not in queues.launched:

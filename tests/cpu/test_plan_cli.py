@@ -91,8 +91,29 @@ def test_a_step_that_the_cpu_bounds_is_planned_shorter_where_it_is_recorded(own,
         return jsonfile.loads(capsys.readouterr().out).after.step_median_us
 
     assert 10 * step_us("--mode", "reduce-overhead") < step_us()
-    assert main([*plan, "--mode", "nonsense"]) == 2
+
+
+@pytest.mark.parametrize("command", ["plan", "strategies", "sweep"])
+def test_a_mode_that_torch_does_not_know_is_refused_with_those_it_does(own, capsys, command) -> None:
+    assert main([command, "--model", f"{own}:build", "--mode", "nonsense"]) == 2
     assert "modes are default" in capsys.readouterr().err
+
+
+def test_strategies_and_sweep_plan_a_step_that_the_cpu_bounds_shorter_where_it_is_recorded(own, capsys) -> None:
+    """Where hundreds of launches are replayed as one graph, what is left are latencies and kernels of a few microseconds."""
+    compared = ["strategies", "--model", f"{own}:build", "--world", "4", "--strategy", "as_written;greedy", "--json"]
+    swept = ["sweep", "--model", f"{own}:build", "--world", "4,8", "--tokens", "8", "--json"]
+
+    def steps_us(argv: list[str], rows: str, *more: str) -> list[float]:
+        assert main([*argv, *more]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert ("reduce-overhead" in json.dumps(said)) == bool(more)
+        return [row["step_us"] for row in said[rows]]
+
+    for argv, rows in ((compared, "strategies"), (swept, "points")):
+        pairs = list(zip(steps_us(argv, rows, "--mode", "reduce-overhead"), steps_us(argv, rows), strict=True))
+        assert len(pairs) == 2
+        assert all(replayed_us < issued_us for replayed_us, issued_us in pairs)
 
 
 def test_all_strategies_are_compared_on_one_trace(own, capsys) -> None:

@@ -63,10 +63,17 @@ def test_a_machine_that_is_as_its_file_says_gives_that_file_back() -> None:
 
 def test_a_link_whose_all_to_alls_have_a_rate_of_their_own_gives_that_rate_back() -> None:
     host = load_hardware("h200-host-staged")
-    assert host.intra_node.all_to_all_gb_per_s == 17.5 != host.intra_node.bandwidth_gb_per_s
+    assert host.intra_node.all_to_all_gb_per_s == 21.0 != host.intra_node.bandwidth_gb_per_s
     found = calibrated(replace(_measured(H200), collectives=_collectives(host, 2, 2)), H200, "mine").hardware.intra_node
-    assert found.all_to_all_gb_per_s == pytest.approx(17.5, rel=0.02)
+    assert found.all_to_all_gb_per_s == pytest.approx(21.0, rel=0.02)
     assert found.bandwidth_gb_per_s == pytest.approx(host.intra_node.bandwidth_gb_per_s, rel=0.02)
+
+
+def test_contention_that_was_measured_at_the_power_limit_goes_with_the_speed_there() -> None:
+    assert H200.compute.rested_speedup is not None
+    assert calibrated(_measured(H200), H200, "mine").hardware.compute.rested_speedup is None
+    without = calibrated(replace(_measured(H200), contention={}), H200, "mine").hardware
+    assert without.compute.rested_speedup == H200.compute.rested_speedup, "as the base's contention"
 
 
 def test_what_was_not_measured_stays_as_in_the_base_and_says_so() -> None:
