@@ -31,7 +31,9 @@ _FIRST = ((1.0, 0.0), (1.5, 0.1))
 _SLACK = 0.5
 """Slack of the most eager policies; with the others it buys nothing and holds memory."""
 _KEPT = 3
-"""So many policies of the ladder are tried within a budget: those that are best without one."""
+"""So many policies of the ladder are tried within a budget at most: those that are best without one."""
+_ALIKE = 1.0002
+"""Of policies whose orders without a budget are so near to each other, by step and by score, one is tried within."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,20 @@ class _Ladder:
         return self._made[key]
 
     def best(self, margins: tuple[float, ...]) -> list[_Rung]:
-        """Those with the shortest distinct orders without a budget, shortest first."""
+        """Those with the shortest orders without a budget, shortest first, without any that is next to a shorter one."""
         if margins not in self._best:
-            self._best[margins] = self._ranked(margins)[:_KEPT]
+            kept: list[_Rung] = []
+            for rung in self._ranked(margins)[:_KEPT]:
+                if not any(self._alike(rung, shorter) for shorter in kept):
+                    kept.append(rung)
+            self._best[margins] = kept
         return self._best[margins]
+
+    def _alike(self, one: _Rung, other: _Rung) -> bool:
+        """Whether their orders without a budget are next to each other."""
+        steps_us = sorted(self._free_score.step_us(self.free(rung)) for rung in (one, other))
+        scores_us = sorted(self.free_us(rung) for rung in (one, other))
+        return all(more_us <= less_us * _ALIKE for less_us, more_us in (steps_us, scores_us))
 
     def _ranked(self, margins: tuple[float, ...]) -> list[_Rung]:
         distinct: dict[tuple[int, ...], _Rung] = {}
