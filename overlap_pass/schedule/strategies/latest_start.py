@@ -30,6 +30,8 @@ _AHEAD_SHARES = (0.0, 0.02, 0.1)
 _FIRST = ((1.0, 0.0), (1.5, 0.1))
 _SLACK = 0.5
 """Slack of the most eager policies; with the others it buys nothing and holds memory."""
+_FAR = 1.02
+"""A policy that is so far behind another without a budget is not tried within one."""
 _KEPT = 3
 """So many policies of the ladder are tried within a budget at most: those that are best without one."""
 _ALIKE = 1.0002
@@ -127,8 +129,8 @@ class _Search:
     def follow(self, rungs: Sequence[_Rung]) -> None:
         """Offer what policies make.
 
-        First the orders without a budget that keep it, as they come; then, those that were best without it first, those that have
-        to be made for it. All of these add to the order of least memory: where that does not fit, none is made.
+        First the orders without a budget that keep it, as they come; then those that have to be made for it. All of these add to
+        the order of least memory: where that does not fit, none is made.
         """
         tight = []
         for rung in rungs:
@@ -141,8 +143,10 @@ class _Search:
                 tight.append(rung)
         if self.done or not self._score.fits(self.room.smallest_bytes):
             return
-        for rung in sorted(tight, key=self.ladder.free_us):
-            self.offer(self.ladder.within(rung, self._score), _told(rung))
+        least_us = min((self.ladder.free_us(rung) for rung in rungs if rung != _EARLY), default=math.inf)
+        for rung in sorted(tight, key=lambda rung: (rung == _EARLY, self.ladder.free_us(rung))):
+            if rung == _EARLY or self.ladder.free_us(rung) <= least_us * _FAR:
+                self.offer(self.ladder.within(rung, self._score, self.best_us), _told(rung))
 
 
 def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -183,11 +187,11 @@ class _Ladder:
             self._free_us[rung] = self._free_score.of(self.free(rung))
         return self._free_us[rung]
 
-    def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
-        """The order for a budget."""
+    def within(self, rung: _Rung, score: Score, best_us: float = math.inf) -> tuple[int, ...]:
+        """The order for a budget; one that holds too much where already that scores no better than ``best_us``."""
         key = (rung, score.budget_bytes)
         if key not in self._made:
-            self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
+            self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score, best_us)
         return self._made[key]
 
     def best(self, margins: tuple[float, ...]) -> list[_Rung]:
