@@ -211,8 +211,11 @@ class _Ladder:
         return all(more_us <= less_us * _ALIKE for less_us, more_us in (steps_us, scores_us))
 
     def _ranked(self, margins: tuple[float, ...]) -> list[_Rung]:
+        """All margins with the largest share, and the best of them with all shares."""
+        eager = [(margin, _AHEAD_SHARES[-1]) for margin in margins]
+        best = min(eager, key=lambda rung: self._free_score.step_us(self.free(rung)))
         distinct: dict[tuple[int, ...], _Rung] = {}
-        for rung in itertools.product(margins, _AHEAD_SHARES):
+        for rung in sorted({*eager, *itertools.product(best[:1], _AHEAD_SHARES)}):
             distinct.setdefault(self.free(rung), rung)
         steps_us = {rung: self._free_score.step_us(order) for order, rung in distinct.items()}
         return sorted(steps_us, key=lambda rung: steps_us[rung])
