@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from overlap_pass.graph.once import keep, once
 from overlap_pass.graph.program import OpKind, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
@@ -102,7 +104,7 @@ class ComputeOrders:
         if filling not in self._filled:
             made = _Refill(self._facts, filling)
             order = tuple(made.run())
-            self._filled[filling] = Filled(order, self._timed(order), made.now_us, made.most_bytes)
+            self._filled[filling] = Filled(order, self._timed(order), made.now_us, made.most_bytes())
         return self._filled[filling]
 
 
@@ -138,9 +140,11 @@ class _Facts:
         self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
 
     def _leads_to_activations(self) -> list[bool]:
-        critical = [False] * len(self.ops)
+        critical = [self._activates(position) for position in range(len(self.ops))]
         for position in range(len(self.ops) - 1, -1, -1):
-            critical[position] = self._activates(position) or any(critical[s] for s in self.behind[position])
+            if critical[position]:
+                for source in self.before[position]:
+                    critical[source] = True
         return critical
 
     def _activates(self, position: int) -> bool:
@@ -161,8 +165,9 @@ class _Refill:
         self.filling, self.facts = filling, facts
         self.missing = list(facts.missing)
         self.front = 0  # the first critical op that has not run
-        self.ledger = Ledger(once(facts.placement.program, Lifetimes))
-        self.most_bytes = 0
+        self.lifetimes = once(facts.placement.program, Lifetimes)
+        self.ledger = None if filling.limit_bytes is None else Ledger(self.lifetimes)
+        self.asked: list[int] = []  # how many ops had run when memory was looked at
         self.order: list[int] = []
         self.now_us = 0.0
         self.free_us: dict[str, float] = {}  # communicator → when its last collective ends
@@ -217,11 +222,16 @@ class _Refill:
         return work_us[position] - work_us[self.front] <= self.filling.ahead_us
 
     def _piled_too_high(self) -> bool:
-        limit_bytes, live_bytes = self.filling.limit_bytes, self.ledger.live_bytes
-        if live_bytes > self.most_bytes:
-            self.most_bytes = live_bytes
-        heavy = limit_bytes is not None and live_bytes > limit_bytes
+        self.asked.append(len(self.order))
+        limit_bytes = self.filling.limit_bytes
+        heavy = self.ledger is not None and limit_bytes is not None and self.ledger.live_bytes > limit_bytes
         return heavy or self.piled_us > self.filling.limit_us
+
+    def most_bytes(self) -> int:
+        """See :class:`Filled`."""
+        _, after = self.lifetimes.live_bytes(self.order)
+        behind = np.concatenate(([self.lifetimes.start_bytes], after))
+        return int(behind[self.asked].max()) if self.asked else 0
 
     def _queue(self, position: int) -> None:
         if self.facts.piles[position]:
@@ -266,7 +276,8 @@ class _Refill:
     def _emit(self, position: int, exists_us: float = 0.0) -> None:
         """The op is next; its result exists from ``exists_us`` on."""
         self.order.append(position)
-        self.ledger.advance(position)
+        if self.ledger is not None:
+            self.ledger.advance(position)
         self.emitted[position] = True
         if self.facts.on_demand[position]:
             return

@@ -113,7 +113,7 @@ class Simulator:
             stretch: every collective takes that many times its price.
         """
         if self._recurrence is not None:
-            step_us = self._recurrence.step_us(order, stretch=stretch)
+            step_us, _ = self._recurrence.walk(order, stretch=stretch)
         else:
             queues, device = self._ran(order, limit_us, stretch)
             step_us = max(device.now, queues.cpu_us)
@@ -121,6 +121,9 @@ class Simulator:
 
     def blocked_us(self, order: Sequence[int] | None = None) -> Mapping[str, float]:
         """Launch → how long its waits hold the compute lane."""
+        if self._recurrence is not None:
+            _, found = self._recurrence.walk(order)
+            return {op.name: found.get(position, 0.0) for position, op in enumerate(self._ops) if op.collective is not None}
         return _blocked_us(self._ran(order)[0])
 
     def _ran(

@@ -45,8 +45,9 @@ class Recurrence:
         by_copy = any(op.collective is not None and op.collective.by_copy for op in program.launches)
         return not (slow or by_copy or any(costs.kernel_us.values()))
 
-    def step_us(self, order: Sequence[int] | None = None, *, stretch: float = 1.0) -> float:
-        """The step of an order of all positions, ``None`` for as written.
+    def walk(self, order: Sequence[int] | None = None, *, stretch: float = 1.0) -> tuple[float, dict[int, float]]:
+        """The step of an order of all positions, ``None`` for as written; and for the launches whose waits held the compute lane,
+        how long.
 
         Args:
             stretch: every collective takes that many times its price.
@@ -56,7 +57,7 @@ class Recurrence:
         """
         issue_us, length_us, lane_of, awaited_of = self._issue_us, self._length_us, self._lane, self._awaited
         counts = self._counts
-        free_us, ends_us = [0.0] * self._lane_count, dict[int, float]()
+        free_us, ends_us, blocked_us = [0.0] * self._lane_count, dict[int, float](), dict[int, float]()
         now_us, clock_us = 0.0, -self._cpu_ahead_us
         for position in [p for p in (range(len(counts)) if order is None else order) if counts[p]]:
             clock_us += issue_us[position]
@@ -69,10 +70,14 @@ class Recurrence:
             elif awaited is not None:
                 if awaited not in ends_us:
                     self._refuse(position)
-                now_us = start_us if start_us > ends_us[awaited] else ends_us[awaited]
+                now_us = ends_us[awaited]
+                if now_us > start_us:
+                    blocked_us[awaited] = blocked_us.get(awaited, 0.0) + now_us - start_us
+                else:
+                    now_us = start_us
             elif length_us[position]:
                 now_us = start_us + length_us[position]
-        return max(now_us, clock_us, *free_us)
+        return max(now_us, clock_us, *free_us), blocked_us
 
     def _refuse(self, position: int) -> None:
         op = self._ops[position]
