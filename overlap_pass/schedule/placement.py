@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -121,6 +122,11 @@ class Placement:
             else _packed((position, ANCHOR, 0))
             for position, op in enumerate(ops)
         )  # fmt: skip
+
+    @cached_property
+    def resting_keys(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The same as an array; only free ops ever get other keys."""
+        return np.array(self.resting, dtype=np.int64)
 
     @cached_property
     def free_in_order(self) -> tuple[int, ...]:
@@ -241,7 +247,9 @@ def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
     keys = _wished(placement, wishes)
     _pull_before_readers(placement, keys)
     _push_behind_sources(placement, keys)
-    order: list[int] = np.array(keys, dtype=np.int64).argsort(kind="stable").tolist()
+    found = placement.resting_keys.copy()
+    found[list(placement.free_in_order)] = [keys[position] for position in placement.free_in_order]
+    order: list[int] = found.argsort(kind="stable").tolist()
     return tuple(order)
 
 
