@@ -12,9 +12,7 @@ __all__ = ["fit"]
 _TRIES = 4
 
 
-def fit(
-    make: Callable[[int | None], tuple[int, ...]], score: Score, best_us: float = math.inf
-) -> tuple[int, ...]:
+def fit(make: Callable[[int | None], tuple[int, ...]], score: Score, best_us: float = math.inf) -> tuple[int, ...]:
     """The order that ``make`` gives for the budget, or for the largest smaller one at which its exact peak keeps it.
 
     After a few tries the last order is returned though it may hold too much: the caller looks. So is one that holds too much and

@@ -123,7 +123,9 @@ class Simulator:
         """Launch → how long its waits hold the compute lane."""
         if self._recurrence is not None:
             _, found = self._recurrence.walk(order)
-            return {op.name: found.get(position, 0.0) for position, op in enumerate(self._ops) if op.collective is not None}
+            return {
+                op.name: found.get(position, 0.0) for position, op in enumerate(self._ops) if op.collective is not None
+            }
         return _blocked_us(self._ran(order)[0])
 
     def _ran(
