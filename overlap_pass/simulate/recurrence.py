@@ -36,6 +36,7 @@ class Recurrence:
         self._lane = [None if lane is None else number[lane] for lane in lanes]
         self._awaited = [None if op.launch is None else program.index[op.launch] for op in ops]
         columns = (self._issue_us, self._length_us, self._lane, self._awaited)
+        self._heard: tuple[Sequence[int] | None, list[int]] = (None, [])
         self._counts = [bool(a or b) or c is not None or d is not None for a, b, c, d in zip(*columns, strict=True)]
 
     @staticmethod
@@ -56,10 +57,9 @@ class Recurrence:
             IllegalSchedule: a wait comes before its launch.
         """
         issue_us, length_us, lane_of, awaited_of = self._issue_us, self._length_us, self._lane, self._awaited
-        counts = self._counts
         free_us, ends_us, blocked_us = [0.0] * self._lane_count, dict[int, float](), dict[int, float]()
         now_us, clock_us = 0.0, -self._cpu_ahead_us
-        for position in [p for p in (range(len(counts)) if order is None else order) if counts[p]]:
+        for position in self._heard_of(order):
             clock_us += issue_us[position]
             lane, awaited = lane_of[position], awaited_of[position]
             start_us = clock_us if clock_us > now_us else now_us
@@ -78,6 +78,14 @@ class Recurrence:
             elif length_us[position]:
                 now_us = start_us + length_us[position]
         return max(now_us, clock_us, *free_us), blocked_us
+
+    def _heard_of(self, order: Sequence[int] | None) -> list[int]:
+        """Of an order, what takes time or communicates; kept for other prices of the same order."""
+        if order is None or self._heard[0] is not order:
+            counts = self._counts
+            heard = [position for position in (range(len(counts)) if order is None else order) if counts[position]]
+            self._heard = (order if isinstance(order, tuple) else None, heard)
+        return self._heard[1]
 
     def _refuse(self, position: int) -> None:
         op = self._ops[position]

@@ -48,7 +48,7 @@ class _Compute:
     def __init__(self, facts: Precedence) -> None:
         count = len(facts.fixed)
         before_us, behind_us, issued_us = ([0.0] * (count + 1) for _ in range(3))
-        for position, duration_us in enumerate(facts.duration_us):
+        for position, duration_us in enumerate(facts.duration_us if count else ()):
             issued_us[facts.rank.get(position, facts.before[position])] += facts.launch_us[position]
             if facts.is_compute[position]:
                 before_us[facts.before[position]] += duration_us

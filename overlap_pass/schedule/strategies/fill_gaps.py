@@ -79,9 +79,14 @@ class FillGaps:
         def filled(share: float) -> Filled:
             return orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us))
 
-        # Where the most freedom changes nothing, less would not either.
-        least, most = _AHEAD_SHARES[0], _AHEAD_SHARES[-1]
-        shares = _AHEAD_SHARES if filled(least).timed != filled(most).timed else (least,)
+        least, *others, most = _AHEAD_SHARES
+        shares = [least]
+        if filled(least).timed != filled(most).timed:  # where the most freedom changes nothing, less would not either
+            shares = [most, least]
+            for share in reversed(others):
+                if filled(share).end_us > filled(shares[0]).end_us:
+                    break
+                shares.insert(0, share)
         share = min(shares, key=lambda share: filled(share).end_us)
         made = filled(share)
         if made.timed != orders.as_written:
