@@ -53,7 +53,8 @@ class FillGaps:
         else:
             best.offer(best.way)
         order = hide_tail(problem, best.order, best.score)
-        names = tuple(problem.program.ops[position].name for position in order)
+        written = problem.program.order
+        names = tuple([written[position] for position in order])
         return Schedule(spec(self), names, explain(Placement.of(problem), order, best.way.how))
 
     def _ways(self, problem: Problem, best: _Best) -> Iterator[_Way]:

@@ -63,7 +63,8 @@ class LatestStart:
 
     def schedule(self, problem: Problem) -> Schedule:
         order, how = self.order(problem)
-        names = tuple(problem.program.ops[p].name for p in order)
+        written = problem.program.order
+        names = tuple([written[position] for position in order])
         return Schedule(spec(self), names, explain(Placement.of(problem), order, how))
 
     def order(self, problem: Problem) -> tuple[tuple[int, ...], str]:
