@@ -24,20 +24,16 @@ class Recurrence:
         ops = program.ops
         self._ops, self._cpu_ahead_us = ops, costs.cpu_ahead_us
         self._issue_us = [costs.launch_us.get(op.name, 0.0) for op in ops]
-        runs = (op.kind is OpKind.COMPUTE for op in ops)
-        lasts = (op.collective is not None for op in ops)
-        self._length_us = [
-            costs.duration_us.get(op.name, 0.0) if run or last else 0.0
-            for op, run, last in zip(ops, runs, lasts, strict=True)
-        ]
+        timed = (OpKind.COMPUTE, OpKind.LAUNCH)
+        self._length_us = [costs.duration_us.get(op.name, 0.0) if op.kind in timed else 0.0 for op in ops]
         lanes = [None if op.collective is None else costs.lane_of(op.name, op.collective) for op in ops]
         number = {lane: place for place, lane in enumerate(dict.fromkeys(lane for lane in lanes if lane is not None))}
         self._lane_count = len(number)
         self._lane = [None if lane is None else number[lane] for lane in lanes]
         self._awaited = [None if op.launch is None else program.index[op.launch] for op in ops]
-        columns = (self._issue_us, self._length_us, self._lane, self._awaited)
+        columns = zip(self._issue_us, self._length_us, self._lane, self._awaited, strict=True)
+        self._counts = [bool(us or runs_us) or (lane, launch) != (None, None) for us, runs_us, lane, launch in columns]
         self._heard: tuple[Sequence[int] | None, list[int]] = (None, [])
-        self._counts = [bool(a or b) or c is not None or d is not None for a, b, c, d in zip(*columns, strict=True)]
 
     @staticmethod
     def holds(program: Program, costs: CostTable) -> bool:

@@ -21,6 +21,7 @@ from overlap_pass.spec import spec
 __all__ = ["FillGaps"]
 
 _AHEAD_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1)
+"""How much of all compute may be skipped; tried from the most on, until compute would end later."""
 _HOPELESS = 1.02
 """A way that is so far behind without a budget is not tried within one."""
 
@@ -80,18 +81,16 @@ class FillGaps:
         def filled(share: float) -> Filled:
             return orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us))
 
-        least, *others, most = _AHEAD_SHARES
-        shares = [least]
-        if filled(least).timed != filled(most).timed:  # where the most freedom changes nothing, less would not either
-            shares = [most, least]
-            for share in reversed(others):
-                if filled(share).end_us > filled(shares[0]).end_us:
-                    break
-                shares.insert(0, share)
-        share = min(shares, key=lambda share: filled(share).end_us)
-        made = filled(share)
+        *less, best = _AHEAD_SHARES
+        if filled(less[0]).timed == filled(best).timed:  # where the most freedom changes nothing, less would not either
+            less, best = [], less[0]
+        for share in reversed(less):
+            if filled(share).end_us > filled(best).end_us:
+                break
+            best = share
+        made = filled(best)
         if made.timed != orders.as_written:
-            yield _Way(orders.problem(made, budget_bytes), made.order, f"compute moved, up to {share:.0%} of it ahead")
+            yield _Way(orders.problem(made, budget_bytes), made.order, f"compute moved, up to {best:.0%} of it ahead")
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ class LatestStart:
     """Least memory for the same hidden time.
 
     Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), those of eager FSDP, then a short
-    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the
-    orders whose exact peak keeps the budget the winner is chosen by
+    ladder of policies: all without a budget, and within it those that are near the best there; until an order is next to the
+    bound. Among the orders whose exact peak keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
@@ -174,7 +174,7 @@ class _Ladder:
     def __init__(self, problem: Problem) -> None:
         self._ground, self._free_score = Ground.shared(problem), Score(replace(problem, budget_bytes=None))
         self._step_us = sum(problem.costs.duration_us.values())
-        self._made: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
+        self._made: dict[tuple[_Rung, int | None], tuple[tuple[int, ...], float]] = {}
         self._free_us: dict[_Rung, float] = {}
         self._best: dict[tuple[float, ...], list[_Rung]] = {}
 
@@ -191,9 +191,11 @@ class _Ladder:
     def within(self, rung: _Rung, score: Score, best_us: float = math.inf) -> tuple[int, ...]:
         """The order for a budget; one that holds too much where already that scores no better than ``best_us``."""
         key = (rung, score.budget_bytes)
-        if key not in self._made:
-            self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score, best_us)
-        return self._made[key]
+        known = self._made.get(key)
+        if known is None or (known[1] < best_us and not score.fits(score.peak_bytes(known[0]))):
+            known = (fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score, best_us), best_us)
+            self._made[key] = known
+        return known[0]
 
     def best(self, margins: tuple[float, ...]) -> list[_Rung]:
         """Those with the shortest orders without a budget, shortest first, without any that is next to a shorter one."""
