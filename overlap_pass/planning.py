@@ -16,6 +16,7 @@ from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.cost.rest import as_rested
 from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
+from overlap_pass.graph.collection import collection_put_off
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
@@ -198,6 +199,7 @@ def _of_step(error: InfeasibleBudget, programs: Sequence[Program]) -> Infeasible
     )
 
 
+@collection_put_off()
 def make_plan(
     program: Program,
     hardware: Hardware,

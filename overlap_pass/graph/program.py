@@ -230,15 +230,23 @@ class Program:
     def op(self, name: str) -> OpNode:
         return self.ops[self.index[name]]
 
-    def touched(self, op: OpNode) -> set[int]:
+    def touched(self, op: OpNode) -> frozenset[int]:
         """Storages that an op names, reads or writes; a wait stands for the end of its collective's reads, too."""
-        ops, index, found = self.ops, self.index, {*op.storages, *op.writes}
-        for name in op.inputs:
-            found.update(ops[index[name]].storages)
-        if op.kind is OpKind.WAIT and op.launch is not None:
-            for name in self.op(op.launch).inputs:
-                found.update(ops[index[name]].storages)
-        return found
+        return self._touched[self.index[op.name]]
+
+    @cached_property
+    def _touched(self) -> tuple[frozenset[int], ...]:
+        storages_of = {op.name: op.storages for op in self.ops}
+        found = []
+        for op in self.ops:
+            touched = [*op.storages, *op.writes]
+            for name in op.inputs:
+                touched += storages_of[name]
+            if op.kind is OpKind.WAIT and op.launch is not None:
+                for name in self.op(op.launch).inputs:
+                    touched += storages_of[name]
+            found.append(frozenset(touched))
+        return tuple(found)
 
     @cached_property
     def digest(self) -> str:

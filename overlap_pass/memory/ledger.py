@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ import numpy as np
 from overlap_pass.cost.compute import Cluster, clusters
 from overlap_pass.graph.program import OpKind, OpNode, Program
 from overlap_pass.memory.staging import staging_bytes
+
+_Bytes = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["Ledger", "Lifetimes", "MemoryProfile", "compiled_peak", "peak", "resident_bytes"]
 
@@ -89,8 +91,8 @@ class Lifetimes:
         uses = [0] * len(program.storages)
         touches: list[tuple[int, ...]] = []
         for op in program.ops:
-            named = set() if op.kind is OpKind.INPUT else program.touched(op)
-            touched = (named | late.get(op.name, set())) & mortal
+            named = frozenset() if op.kind is OpKind.INPUT else program.touched(op)
+            touched = mortal & (named | late[op.name] if op.name in late else named)
             for storage_id in touched:
                 uses[storage_id] += 1
             touches.append(() if _keeps(program, op) else tuple(sorted(touched)))
@@ -99,40 +101,48 @@ class Lifetimes:
 
     def peak_bytes(self, order: Sequence[int]) -> int:
         """The peak of an order of all positions: what a :class:`Ledger` would find, in array operations."""
-        count = len(order)
+        return max(self.start_bytes, int(self.live_bytes(order)[0].max(initial=0)))
+
+    def live_bytes(self, order: Sequence[int]) -> tuple[_Bytes, _Bytes]:
+        """What is alive while each op of an order of all positions runs, and what is when it has run."""
+        at, count = np.asarray(order, dtype=np.int64), len(order)
         steps = np.empty(count, dtype=np.int64)
-        steps[np.asarray(order, dtype=np.int64)] = np.arange(count)
+        steps[at] = np.arange(count)
         touched_at, starts, sizes = self._deaths
-        change = np.zeros(count + 1, dtype=np.int64)
-        change[steps] += self._allocated
-        if len(starts):
-            np.subtract.at(change, np.maximum.reduceat(steps[touched_at], starts) + 1, sizes)
-        return self.start_bytes + max(0, int(change.cumsum()[:count].max(initial=0)))
+        freed = np.zeros(count, dtype=np.int64)
+        if len(starts):  # sums of less than 2**53 bytes, which floats add exactly
+            freed += np.bincount(np.maximum.reduceat(steps[touched_at], starts), sizes, count).astype(np.int64)
+        allocated = self._allocated[at]
+        after = self.start_bytes + (allocated - freed).cumsum()
+        return after + freed, after
 
     def of_order(self, order: Sequence[int]) -> Lifetimes:
         """Those of the program with its ops in another order, by their positions in that one."""
-        twin = copy(self)
-        for name in ("_allocated", "_deaths"):
-            twin.__dict__.pop(name, None)
-        twin.allocated = tuple(self.allocated[position] for position in order)
-        twin.touches = tuple(self.touches[position] for position in order)
+        twin, at = copy(self), np.asarray(order, dtype=np.int64)
+        twin.allocated = tuple([self.allocated[position] for position in order])
+        twin.touches = tuple([self.touches[position] for position in order])
+        steps = np.empty(len(order), dtype=np.int64)
+        steps[at] = np.arange(len(order))
+        touched_at, starts, sizes = self._deaths
+        vars(twin).update(_allocated=self._allocated[at], _deaths=(steps[touched_at], starts, sizes))
         return twin
 
     @cached_property
-    def _allocated(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _allocated(self) -> _Bytes:
         return np.array(self.allocated, dtype=np.int64)
 
     @cached_property
-    def _deaths(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
+    def _deaths(self) -> tuple[_Bytes, _Bytes, _Bytes]:
         """For all storages that die, in a row: the ops after the last of which each does, where its ops start, its size."""
-        ops_of: dict[int, list[int]] = {}
-        for position, touched in enumerate(self.touches):
-            for storage_id in touched:
-                ops_of.setdefault(storage_id, []).append(position)
-        dying = [(ops, self.size_bytes[s]) for s, ops in ops_of.items() if len(ops) == self.uses[s]]
-        starts = list(accumulate((len(ops) for ops, _ in dying), initial=0))[:-1]
-        touched_at = [position for ops, _ in dying for position in ops]
-        return tuple(np.array(column, dtype=np.int64) for column in (touched_at, starts, [size for _, size in dying]))
+        touched_at = np.repeat(np.arange(len(self.touches)), [len(touched) for touched in self.touches])
+        storages = np.fromiter(chain.from_iterable(self.touches), np.int64, len(touched_at))
+        counts = np.bincount(storages, minlength=len(self.uses))
+        dies = (counts > 0) & (counts == np.array(self.uses, dtype=np.int64))
+        kept = dies[storages]
+        touched_at, storages = touched_at[kept], storages[kept]
+        starts = (counts[dies].cumsum() - counts[dies]).astype(np.int64)
+        sizes = np.array(self.size_bytes, dtype=np.int64)[dies]
+        return touched_at[storages.argsort(kind="stable")], starts, sizes
 
 
 def _fusion(program: Program, fused: Iterable[Cluster]) -> tuple[dict[str, set[int]], set[int]]:

@@ -119,7 +119,16 @@ class _Bench:
         if isinstance(self._strategy, BackwardPre | BackwardPost):
             return best
         ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]
-        return self._best([best, *itertools.chain(*ways)])
+        return self._unmoved(self._best([best, *itertools.chain(*ways)]))
+
+    def _unmoved(self, found: _Candidate) -> _Candidate:
+        """The order as written, where launches keep their places in it: how far ahead they stand is not what is agreed on, and
+        should not depend on the budget."""
+        written = _as_written(self._written)
+        if found.variant is not self._written or _launched(found) != _launched(written):
+            return found
+        kept = hold_back(written.ordered)
+        return found if kept is None else replace(written, ordered=kept)
 
     def _ways(self, variant: Variant) -> list[Iterator[_Candidate]]:
         """The orders that add no more than the budget allows: with reductions where they were written, and as soon as they may."""
@@ -143,7 +152,7 @@ class _Bench:
         to the first."""
         distinct: dict[tuple[str, ...], _Candidate] = {}
         for candidate in found:
-            distinct.setdefault(tuple(op.name for op in candidate.ordered.launches), candidate)
+            distinct.setdefault(_launched(candidate), candidate)
         candidates = list(distinct.values())
         if len(candidates) == 1:
             return candidates[0]
@@ -173,6 +182,10 @@ class _Bench:
             steps_us += [Simulator(program, one).step_us(order) for one in tables]
         self._known[launches] = steps_us
         return steps_us
+
+
+def _launched(candidate: _Candidate) -> tuple[str, ...]:
+    return tuple(op.name for op in candidate.ordered.launches)
 
 
 def _as_written(written: Variant) -> _Candidate:

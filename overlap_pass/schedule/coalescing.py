@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from overlap_pass.graph.program import CollectiveKind, OpKind, OpNode, Program, Role
+from overlap_pass.graph.program import CollectiveKind, OpKind, OpNode, Program, Role, Storage
 from overlap_pass.schedule.placement import Move, Placement
 
 __all__ = ["Group", "apart", "coalesce", "groups_of", "unjoinable"]
@@ -143,7 +143,9 @@ def coalesce(program: Program, groups: Sequence[Group]) -> Program:
         keys[group.launch] = at
         ops.append(_joined(group, members))
     owners = {member: group.launch for member, group in replaced.items()}
-    storages = tuple(replace(s, owner=owners[s.owner]) if s.owner in owners else s for s in program.storages)
+    storages = tuple(
+        Storage(s.id, s.size_bytes, owners[s.owner], s.held) if s.owner in owners else s for s in program.storages
+    )
     return replace(program, ops=_sorted(ops, keys), storages=storages)
 
 

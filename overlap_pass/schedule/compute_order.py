@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from overlap_pass.graph.once import keep, once
 from overlap_pass.graph.program import OpKind, Role
 from overlap_pass.memory.ledger import Ledger, Lifetimes
@@ -102,7 +104,7 @@ class ComputeOrders:
         if filling not in self._filled:
             made = _Refill(self._facts, filling)
             order = tuple(made.run())
-            self._filled[filling] = Filled(order, self._timed(order), made.now_us, made.most_bytes)
+            self._filled[filling] = Filled(order, self._timed(order), made.now_us, made.most_bytes())
         return self._filled[filling]
 
 
@@ -114,6 +116,8 @@ class _Facts:
         on_demand: by position, whether it runs when its first reader does: gathers with their casts, waits and views.
         keeps_place: by position, whether it is critical and not on demand.
         fills: by position, whether it is compute that takes time.
+        piles: by position, whether it is filler: that is put off.
+        demands: by position, its sources that run on demand.
         missing: by position, how many sources must have run first; never 0 for what runs on demand.
         work_us: by position, all that stands before it as written.
     """
@@ -127,6 +131,8 @@ class _Facts:
         on_demand = self.on_demand
         self.keeps_place = [critical and not late for critical, late in zip(self.critical, on_demand, strict=True)]
         self.fills = [op.kind is OpKind.COMPUTE and us > 0 for op, us in zip(self.ops, self.duration, strict=True)]
+        self.piles = [fills and not critical for fills, critical in zip(self.fills, self.critical, strict=True)]
+        self.demands = [tuple([s for s in found if on_demand[s]]) for found in self.before]
         self.missing = [
             len(self.ops) if late else sum([not on_demand[s] for s in found])
             for late, found in zip(on_demand, self.before, strict=True)
@@ -134,9 +140,11 @@ class _Facts:
         self.work_us = list(itertools.accumulate(self.duration, initial=0.0))
 
     def _leads_to_activations(self) -> list[bool]:
-        critical = [False] * len(self.ops)
+        critical = [self._activates(position) for position in range(len(self.ops))]
         for position in range(len(self.ops) - 1, -1, -1):
-            critical[position] = self._activates(position) or any(critical[s] for s in self.behind[position])
+            if critical[position]:
+                for source in self.before[position]:
+                    critical[source] = True
         return critical
 
     def _activates(self, position: int) -> bool:
@@ -154,34 +162,32 @@ class _Facts:
 
 class _Refill:
     def __init__(self, facts: _Facts, filling: Filling) -> None:
-        self.filling, self.ops, self.duration = filling, facts.ops, facts.duration
-        self.before, self.behind = facts.before, facts.behind
-        self.critical, self.on_demand = facts.critical, facts.on_demand
-        self.keeps_place, self.fills = facts.keeps_place, facts.fills
-        self.work_us, self.missing = facts.work_us, list(facts.missing)
+        self.filling, self.facts = filling, facts
+        self.missing = list(facts.missing)
         self.front = 0  # the first critical op that has not run
-        self.ledger = Ledger(once(facts.placement.program, Lifetimes))
-        self.most_bytes = 0
+        self.lifetimes = once(facts.placement.program, Lifetimes)
+        self.ledger = None if filling.limit_bytes is None else Ledger(self.lifetimes)
+        self.asked: list[int] = []  # how many ops had run when memory was looked at
         self.order: list[int] = []
         self.now_us = 0.0
         self.free_us: dict[str, float] = {}  # communicator → when its last collective ends
-        self.exists_us = [0.0] * len(self.ops)  # when each result exists
+        self.ready_us = [0.0] * len(facts.ops)  # when all that each reads exists, as far as it has run
         self.chain: list[int] = []
         self.filler: list[int] = []
         self.later: list[tuple[float, int]] = []  # ready but for a collective: (when it ends, op)
         self.piled_us = 0.0
-        self.emitted = [False] * len(self.ops)
+        self.emitted = [False] * len(facts.ops)
 
     def run(self) -> list[int]:
-        last = len(self.ops) - 1
-        self.missing[last] = len(self.ops)  # the output waits for everything
+        ops, last = self.facts.ops, len(self.facts.ops) - 1
+        self.missing[last] = len(ops)  # the output waits for everything
         initial = [p for p, count in enumerate(self.missing) if not count]
         for position in initial:
-            if self.ops[position].kind is OpKind.INPUT:
+            if ops[position].kind is OpKind.INPUT:
                 self._emit(position)
         for position in initial:
-            if self.ops[position].kind is not OpKind.INPUT:
-                self._ready(position)
+            if ops[position].kind is not OpKind.INPUT:
+                self._queue(position)
         while self.chain or self.filler or self.later:
             self._step()
         for position in range(last):
@@ -190,86 +196,98 @@ class _Refill:
         return self.order
 
     def _step(self) -> None:
-        while self.later and self.later[0][0] <= self.now_us:
-            self._queue(heapq.heappop(self.later)[1])
-        on_time = bool(self.chain) and (not self.critical[self.chain[0]] or self.chain[0] <= self._front())
-        if self.filler and (not on_time or self._piled_too_high()):
-            position = heapq.heappop(self.filler)
-            self.piled_us -= self.duration[position]
+        chain, filler, later = self.chain, self.filler, self.later
+        while later and later[0][0] <= self.now_us:
+            self._queue(heapq.heappop(later)[1])
+        on_time = bool(chain) and (not self.facts.critical[chain[0]] or chain[0] <= self._front())
+        if filler and (not on_time or self._piled_too_high()):
+            position = heapq.heappop(filler)
+            self.piled_us -= self.facts.duration[position]
             self._run(position)
-        elif self.chain and (on_time or not self.later or self._near(self.chain[0])):
-            self._run(heapq.heappop(self.chain))
+        elif chain and (on_time or not later or self._near(chain[0])):
+            self._run(heapq.heappop(chain))
         else:
-            self.now_us = self.later[0][0]
+            self.now_us = later[0][0]
 
     def _front(self) -> int:
         """The first critical op, as written, that has not run."""
-        last = len(self.ops) - 1
-        while self.front < last and (self.emitted[self.front] or not self.keeps_place[self.front]):
-            self.front += 1
-        return self.front
+        front, last, emitted, keeps_place = self.front, len(self.emitted) - 1, self.emitted, self.facts.keeps_place
+        while front < last and (emitted[front] or not keeps_place[front]):
+            front += 1
+        self.front = front
+        return front
 
     def _near(self, position: int) -> bool:
-        return self.work_us[position] - self.work_us[self.front] <= self.filling.ahead_us
+        work_us = self.facts.work_us
+        return work_us[position] - work_us[self.front] <= self.filling.ahead_us
 
     def _piled_too_high(self) -> bool:
-        limit_bytes, live_bytes = self.filling.limit_bytes, self.ledger.live_bytes
-        self.most_bytes = max(self.most_bytes, live_bytes)
-        heavy = limit_bytes is not None and live_bytes > limit_bytes
+        self.asked.append(len(self.order))
+        limit_bytes = self.filling.limit_bytes
+        heavy = self.ledger is not None and limit_bytes is not None and self.ledger.live_bytes > limit_bytes
         return heavy or self.piled_us > self.filling.limit_us
 
-    def _ready(self, position: int) -> None:
-        exists_us = max([self.exists_us[s] for s in self.before[position]], default=0.0)
-        if exists_us > self.now_us:
-            heapq.heappush(self.later, (exists_us, position))
-        else:
-            self._queue(position)
+    def most_bytes(self) -> int:
+        """See :class:`Filled`."""
+        _, after = self.lifetimes.live_bytes(self.order)
+        behind = np.concatenate(([self.lifetimes.start_bytes], after))
+        return int(behind[self.asked].max()) if self.asked else 0
 
     def _queue(self, position: int) -> None:
-        if self.critical[position] or not self.fills[position]:
-            heapq.heappush(self.chain, position)
-        else:
-            self.piled_us += self.duration[position]
+        if self.facts.piles[position]:
+            self.piled_us += self.facts.duration[position]
             heapq.heappush(self.filler, position)
+        else:
+            heapq.heappush(self.chain, position)
 
     def _run(self, position: int) -> None:
-        for source in self.before[position]:
-            if not self.emitted[source]:
-                self._demand(source)
-        op = self.ops[position]
-        if op.collective is not None:
-            group = op.collective.group
-            if op.collective.role is Role.ACTIVATION:
-                self.free_us[group] = max(self.free_us.get(group, 0.0), self.now_us) + self.duration[position]
-                self.exists_us[position] = self.free_us[group]
-        elif op.kind is OpKind.COMPUTE:
-            self.now_us += self.duration[position]
-            self.exists_us[position] = self.now_us
+        facts = self.facts
+        for source in facts.demands[position]:
+            self._demand(source)
+        collective = facts.ops[position].collective
+        if collective is None:
+            if facts.fills[position]:
+                self.now_us += facts.duration[position]
+            computes = facts.ops[position].kind is OpKind.COMPUTE
+            self._emit(position, self.now_us if computes else self.ready_us[position])
+        elif collective.role is Role.ACTIVATION:
+            end_us = max(self.free_us.get(collective.group, 0.0), self.now_us) + facts.duration[position]
+            self.free_us[collective.group] = end_us
+            self._emit(position, end_us)
         else:
-            self.exists_us[position] = max([self.exists_us[s] for s in self.before[position]], default=0.0)
-        self._emit(position)
+            self._emit(position)
 
     def _demand(self, position: int) -> None:
         """Run what is run on demand, sources first."""
+        if self.emitted[position]:
+            return
+        before, emitted = self.facts.before, self.emitted
         todo = [position]
         while todo:
             top = todo[-1]
-            if self.emitted[top]:
+            if emitted[top]:
                 todo.pop()
                 continue
-            sources = [s for s in self.before[top] if not self.emitted[s]]
+            sources = [s for s in before[top] if not emitted[s]]
             todo.extend(sources)
             if not sources:
                 self._emit(todo.pop())
 
-    def _emit(self, position: int) -> None:
+    def _emit(self, position: int, exists_us: float = 0.0) -> None:
+        """The op is next; its result exists from ``exists_us`` on."""
         self.order.append(position)
-        self.ledger.advance(position)
+        if self.ledger is not None:
+            self.ledger.advance(position)
         self.emitted[position] = True
-        if self.on_demand[position]:
+        if self.facts.on_demand[position]:
             return
-        missing = self.missing
-        for successor in self.behind[position]:
+        missing, ready_us, now_us = self.missing, self.ready_us, self.now_us
+        for successor in self.facts.behind[position]:
+            if exists_us > ready_us[successor]:
+                ready_us[successor] = exists_us
             missing[successor] -= 1
             if not missing[successor]:
-                self._ready(successor)
+                if ready_us[successor] > now_us:
+                    heapq.heappush(self.later, (ready_us[successor], successor))
+                else:
+                    self._queue(successor)

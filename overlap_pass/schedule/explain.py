@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Role
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.types import Action, Decision
@@ -22,7 +23,7 @@ def explain(placement: Placement, order: tuple[int, ...], why: str) -> tuple[Dec
     ``moved_over`` counts the ops that do compute between the old and the new place.
     """
     program = placement.program
-    before = _anchors_before(placement, range(len(program.ops)))
+    before = once(placement, _anchors_before_as_written)
     after = _anchors_before(placement, order)
     decisions = []
     for move in placement.moves:
@@ -48,6 +49,10 @@ def _reason(placement: Placement, position: int, shift: int, why: str) -> str:
     direction = "earlier" if shift < 0 else "later"
     moved = f"{abs(shift)} computations {direction}" if shift else "stays"
     return f"{what + ': ' if what else ''}{moved}; {why}"
+
+
+def _anchors_before_as_written(placement: Placement) -> list[int]:
+    return _anchors_before(placement, range(len(placement.program.ops)))
 
 
 def _anchors_before(placement: Placement, order: range | tuple[int, ...]) -> list[int]:

@@ -82,9 +82,11 @@ class _Feeder:
         self.ground, self.policy, self.held = ground, policy, Held(ground, budget_bytes)
         self.between_kernels = ground.costs.starts_between_kernels
         self.slow_down = ground.costs.contention.compute_beside_communication
+        self.traffic_us, self.heads_us = ground.traffic_us, ground.head_us
         self.lanes = {group: _Lane(deque(gathers)) for group, gathers in ground.gathers.items()}
-        for launch, group in ground.groups.items():
-            self.lanes[group].head_us = max(self.lanes[group].head_us, ground.head_us[launch])
+        self.lane_of = {launch: self.lanes[group] for launch, group in ground.groups.items()}
+        for launch, lane in self.lane_of.items():
+            lane.head_us = max(lane.head_us, ground.head_us[launch])
         for group, lane in self.lanes.items():
             lane.slack_us = policy.slack * ground.mean_us[group]
             lane.most_ahead_us = lane.head_us + lane.slack_us
@@ -123,7 +125,8 @@ class _Feeder:
                     self._feed_lane(lane, boundary, drain=drain)
             for launch in boundary.reads:
                 self._block_until(launch)
-            self._wait_for_gradients(boundary, drain=drain)
+            if self.flying or self.held.overdue:
+                self._wait_for_gradients(boundary, drain=drain)
             self._run_anchor(boundary)
         return self.wishes
 
@@ -165,7 +168,7 @@ class _Feeder:
                 return  # it has something to start at the next boundary
             # Compute will block on what it reads here, so nothing keeps that from starting.
             for launch in boundary.reads:
-                if self._lane_of(launch) is lane:
+                if self.lane_of[launch] is lane:
                     self._start_up_to(lane, launch)
         if not (lane.gathers or lane.gradients):
             return
@@ -177,9 +180,6 @@ class _Feeder:
                 return
             self._launch(move, lane, boundary)
 
-    def _lane_of(self, launch: int) -> _Lane:
-        return self.lanes[self.ground.groups[launch]]
-
     def _runs_dry(self, lane: _Lane, start_us: float, horizon_us: float) -> bool:
         """Whether the lane would have nothing to start at the next boundary, or only once what leads to it has run there.
 
@@ -190,27 +190,31 @@ class _Feeder:
         if lane.queued:
             if len(lane.queued) > 1 or start_us <= self.now_us:
                 return False
-            free_us += self.ground.traffic_us[lane.queued[0][0].launch]
+            free_us += self.traffic_us[lane.queued[0][0].launch]
         fed_us = horizon_us + lane.slack_us
         if free_us < fed_us or free_us >= fed_us + lane.head_us:
             return free_us < fed_us
-        heads_us = self.ground.head_us
+        heads_us = self.heads_us
         gather_us = heads_us[lane.gathers[0].launch] if lane.gathers else 0.0
         gradient_us = heads_us[lane.gradients[0].launch] if lane.gradients else 0.0
         return free_us < fed_us + (gather_us if gather_us > gradient_us else gradient_us)
 
     def _anchor_start_us(self, boundary: Boundary) -> float:
         """When the anchor will start, after the gathers that it is the first to read."""
-        return max([self.now_us, *(self._foreseen_end_us(launch) for launch in boundary.reads)])
+        start_us = self.now_us
+        for launch in boundary.reads:
+            end_us = self._foreseen_end_us(launch)
+            start_us = end_us if end_us > start_us else start_us
+        return start_us
 
     def _foreseen_end_us(self, launch: int) -> float:
         """When a launched collective will have ended if the compute lane blocks on it from now on."""
         if launch in self.ends_us:
             return self.ends_us[launch]
-        lane = self._lane_of(launch)
+        lane = self.lane_of[launch]
         end_us = max(lane.free_us, self.now_us)
         for move, _ in lane.queued:
-            end_us += self.ground.traffic_us[move.launch]
+            end_us += self.traffic_us[move.launch]
             if move.launch == launch:
                 return end_us
         return self.now_us
@@ -227,7 +231,7 @@ class _Feeder:
             if fits and latest_us < horizon_us + boundary.following_us:
                 return lane.gathers.popleft()
             free_us = max(lane.free_us, horizon_us if self.between_kernels else self.now_us)
-            traffic_us = 0.0 if gradient is None else self.ground.traffic_us[gradient.launch]
+            traffic_us = 0.0 if gradient is None else self.traffic_us[gradient.launch]
             if gradient is not None and (not fits or free_us + traffic_us <= latest_us):
                 return lane.gradients.popleft()
             if fits and latest_us - self.policy.ahead_us <= self.now_us:
@@ -240,7 +244,7 @@ class _Feeder:
     def _launch(self, move: Move, lane: _Lane, boundary: Boundary, *, rank: int = BEFORE) -> None:
         self.sequence += 1
         self.wishes[move.launch] = (boundary.position, rank, self.sequence)
-        self.now_us += self.ground.head_us[move.launch]
+        self.now_us += self.heads_us[move.launch]
         lane.queued.append((move, self.now_us))
         if not self.between_kernels:
             self._start_queued(lane, everything=True)
@@ -262,7 +266,7 @@ class _Feeder:
 
     def _start_next(self, lane: _Lane, not_before_us: float) -> None:
         move, _ = lane.queued.popleft()
-        self._occupy(lane, move.launch, max(lane.free_us, not_before_us) + self.ground.traffic_us[move.launch])
+        self._occupy(lane, move.launch, max(lane.free_us, not_before_us) + self.traffic_us[move.launch])
 
     def _occupy(self, lane: _Lane, launch: int, until_us: float) -> None:
         lane.free_us = self.ends_us[launch] = until_us
@@ -271,10 +275,11 @@ class _Feeder:
 
     def _block_until(self, launch: int) -> None:
         """The compute lane waits for a collective; what is queued behind that one starts before compute goes on."""
-        lane = self._lane_of(launch)
+        lane = self.lane_of[launch]
         self._start_up_to(lane, launch)
         self.now_us = max(self.now_us, self.ends_us[launch])
-        self._start_queued(lane)
+        if lane.queued:
+            self._start_queued(lane)
 
     def _wait_for_gradients(self, boundary: Boundary, *, drain: bool) -> None:
         """Wait for reductions that are over by now, and earlier where the budget needs their inputs back."""
@@ -304,7 +309,7 @@ class _Feeder:
         if not boundary.communicates:
             self._run_compute(boundary)
             return
-        lane = self._lane_of(boundary.position)
+        lane = self.lane_of[boundary.position]
         self._start_queued(lane, everything=True)
         starts_us = max(lane.free_us, self.now_us)
         self._occupy(lane, boundary.position, starts_us + self.ground.duration_us[boundary.position])

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -123,17 +124,38 @@ class Placement:
         )  # fmt: skip
 
     @cached_property
+    def resting_keys(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The same as an array; only free ops ever get other keys."""
+        return np.array(self.resting, dtype=np.int64)
+
+    @cached_property
     def free_in_order(self) -> tuple[int, ...]:
         """``free``, ascending."""
         return tuple(sorted(self.free))
 
     @cached_property
-    def free_successors(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """For each free op, ascending, its direct successors, each with what its key is ahead of the waits before it."""
-        one_rank = _packed((0, ANCHOR, 0)) - _packed((0, WAITS, 0))
+    def free_edges_back(self) -> tuple[tuple[int, int, int], ...]:
+        """Each free op, descending, with each of its direct successors and what the key of that is ahead of the waits before it."""
+        one_rank, free, successors = _packed((0, ANCHOR, 0)) - _packed((0, WAITS, 0)), self.free, self.dag.successors
         return tuple(
-            (position, tuple((s, 0 if s in self.free else one_rank) for s in self.dag.successors[position]))
-            for position in self.free_in_order
+            [
+                (position, successor, 0 if successor in free else one_rank)
+                for position in reversed(self.free_in_order)
+                for successor in successors[position]
+            ]
+        )
+
+    @cached_property
+    def free_edges_on(self) -> tuple[tuple[int, int], ...]:
+        """Each direct predecessor of each free op, ascending, with that; inputs come before all in any order."""
+        ops, predecessors = self.program.ops, self.dag.predecessors
+        return tuple(
+            [
+                (predecessor, position)
+                for position in self.free_in_order
+                for predecessor in predecessors[position]
+                if ops[predecessor].kind is not OpKind.INPUT
+            ]
         )
 
     def _move(self, position: int, name: str, collective: Collective) -> Move:
@@ -241,7 +263,9 @@ def place(placement: Placement, wishes: Mapping[int, Key]) -> tuple[int, ...]:
     keys = _wished(placement, wishes)
     _pull_before_readers(placement, keys)
     _push_behind_sources(placement, keys)
-    order: list[int] = np.array(keys, dtype=np.int64).argsort(kind="stable").tolist()
+    found = placement.resting_keys.copy()
+    found[list(placement.free_in_order)] = [keys[position] for position in placement.free_in_order]
+    order: list[int] = found.argsort(kind="stable").tolist()
     return tuple(order)
 
 
@@ -261,22 +285,18 @@ def _wished(placement: Placement, wishes: Mapping[int, Key]) -> list[int]:
 
 def _pull_before_readers(placement: Placement, keys: list[int]) -> None:
     """No free op behind what depends on it, backwards; before an anchor is among the waits that it needs."""
-    for position, successors in reversed(placement.free_successors):
-        latest = keys[position]
-        for successor, follows_anchor in successors:
-            # An anchor's key has no tie, and the rank of waits is the one below that of anchors.
-            wanted = keys[successor] - follows_anchor
-            latest = wanted if wanted < latest else latest
-        keys[position] = latest
+    for position, successor, ahead in placement.free_edges_back:
+        # An anchor's key has no tie, and the rank of waits is the one below that of anchors.
+        latest = keys[successor] - ahead
+        if latest < keys[position]:
+            keys[position] = latest
 
 
 def _push_behind_sources(placement: Placement, keys: list[int]) -> None:
     """No free op before what it depends on, forwards. Never past a reader: those were keys along the same edges."""
-    for position in placement.free_in_order:
-        earliest = keys[position]
-        for predecessor in placement.dag.predecessors[position]:
-            earliest = keys[predecessor] if keys[predecessor] > earliest else earliest
-        keys[position] = earliest
+    for predecessor, position in placement.free_edges_on:
+        if keys[predecessor] > keys[position]:
+            keys[position] = keys[predecessor]
 
 
 def _launch_moves(op: OpNode) -> bool:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program, Role
-from overlap_pass.memory.ledger import Ledger, Lifetimes
+from overlap_pass.memory.ledger import Lifetimes
 from overlap_pass.schedule.placement import BEFORE, Key, Placement, place
 from overlap_pass.schedule.types import Problem
 
@@ -67,17 +69,13 @@ class Room:
     @classmethod
     def _after(cls, placement: Placement, lifetimes: Lifetimes, wishes: Mapping[int, Key]) -> Room:
         order = place(placement, wishes)
-        anchors = frozenset(placement.anchors)
-        ledger = Ledger(lifetimes)
-        live_bytes: list[int] = []
-        most_bytes = 0
-        for position in order:
-            most_bytes = max(most_bytes, ledger.live_bytes + lifetimes.allocated[position])
-            ledger.advance(position)
-            if position in anchors:
-                live_bytes.append(most_bytes)
-                most_bytes = 0
-        return cls(placement.anchors, tuple(live_bytes), ledger.peak_bytes, wishes, order)
+        live_bytes, _ = lifetimes.live_bytes(order)
+        anchors = np.array(placement.anchors, dtype=np.int64)
+        ends = np.flatnonzero(np.isin(order, anchors)) + 1  # behind each anchor; they keep their order
+        starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
+        most_bytes = np.maximum.reduceat(live_bytes[: ends[-1]], starts).tolist() if len(ends) else []
+        peak_bytes = max(lifetimes.start_bytes, int(live_bytes.max(initial=0)))
+        return cls(placement.anchors, tuple(most_bytes), peak_bytes, wishes, order)
 
     def most_live(self, first: int, last: int) -> int:
         """Bytes live at most at the anchors in ``[first, last)``; 0 where there are none."""
@@ -97,13 +95,13 @@ class Room:
     @cached_property
     def _highest(self) -> tuple[tuple[int, ...], ...]:
         """Row k: the most that is live over 2**k anchors from each one on, so that a range is two look-ups."""
-        rows = [self.live_bytes]
+        rows = [np.array(self.live_bytes, dtype=np.int64)]
         width = 1
         while 2 * width <= len(self.live_bytes):
             row = rows[-1]
-            rows.append(tuple(map(max, row, row[width:])))
+            rows.append(np.maximum(row[:-width], row[width:]))
             width *= 2
-        return tuple(rows)
+        return tuple(tuple(row.tolist()) for row in rows)
 
 
 def least_bytes(program: Program) -> int:

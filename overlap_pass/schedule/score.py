@@ -37,6 +37,7 @@ class Score:
         self._places = problem.once(self._judge.places)
         self._lifetimes = once(problem.program, Lifetimes)
         self._peaks_bytes = problem.once(_no_peaks)
+        self._last: tuple[Sequence[int], tuple[int, ...]] = ((), ())
 
     def of(self, order: Sequence[int]) -> float:
         """Mean step in microseconds; smaller is better."""
@@ -56,7 +57,14 @@ class Score:
 
     def _judged(self, order: Sequence[int]) -> tuple[int, ...]:
         """The order in the positions of the program that the judge knows."""
-        return tuple(order) if self._places is None else tuple([self._places[position] for position in order])
+        if self._places is None:
+            return tuple(order)
+        if self._last[0] is not order:
+            judged = tuple([self._places[position] for position in order])
+            if not isinstance(order, tuple):
+                return judged
+            self._last = (order, judged)
+        return self._last[1]
 
     @property
     def bound_us(self) -> float:

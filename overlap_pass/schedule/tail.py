@@ -9,7 +9,7 @@ hide it. But the weight gradients just before it are not needed for it::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from overlap_pass.graph.program import OpKind
 from overlap_pass.schedule.score import Score
@@ -38,8 +38,9 @@ def hide_tail(problem: Problem, order: Sequence[int], score: Score) -> tuple[int
     exposed_us = score.blocked_us(order)[problem.program.ops[last].name]
     if exposed_us < _WORTH * score.step_us(order):
         return best
+    fillers = _fillers(problem, order[: order.index(last)], last, max(_AMOUNTS) * exposed_us)
     for amount in _AMOUNTS:
-        found = _put_off(problem, order, last, amount * exposed_us)
+        found = _put_off(problem, order, last, _worth(problem, fillers, amount * exposed_us))
         found_us = score.below(found, best_us)
         if found_us < best_us and score.fits(score.peak_bytes(found)):
             best, best_us = found, found_us
@@ -52,10 +53,9 @@ def _last_launch(problem: Problem, order: Sequence[int]) -> int | None:
     return next(launches, None)
 
 
-def _put_off(problem: Problem, order: Sequence[int], launch: int, wanted_us: float) -> tuple[int, ...]:
-    """Compute worth ``wanted_us`` that the launch does not need, with all that depends on it, right behind the launch."""
-    at = order.index(launch)
-    moved = set(_fillers(problem, order[:at], launch, wanted_us))
+def _put_off(problem: Problem, order: Sequence[int], launch: int, fillers: Iterable[int]) -> tuple[int, ...]:
+    """Compute that the launch does not need, with all that depends on it, right behind the launch."""
+    at, moved = order.index(launch), set(fillers)
     first = next((step for step, position in enumerate(order[:at]) if position in moved), at)
     todo, between = list(moved), order[first:at]
     movable = set(between)
@@ -69,15 +69,26 @@ def _put_off(problem: Problem, order: Sequence[int], launch: int, wanted_us: flo
     return (*order[:first], *kept, launch, *behind, *order[at + 1 :])
 
 
-def _fillers(problem: Problem, before: Sequence[int], launch: int, wanted_us: float) -> Iterator[int]:
+def _fillers(problem: Problem, before: Sequence[int], launch: int, wanted_us: float) -> list[int]:
     """The last compute in front of the launch that it does not depend on, latest first, until it is enough."""
-    needed = {launch}
+    ops, duration_us, predecessors = problem.program.ops, problem.costs.duration_us, problem.dag.predecessors
+    needed, found = set(predecessors[launch]), []
     for position in reversed(before):
         if wanted_us <= 0:
+            break
+        op = ops[position]
+        if position in needed:
+            needed.update(predecessors[position])
+        elif op.kind is OpKind.COMPUTE and duration_us[op.name] > 0:
+            wanted_us -= duration_us[op.name]
+            found.append(position)
+    return found
+
+
+def _worth(problem: Problem, fillers: Sequence[int], wanted_us: float) -> Iterator[int]:
+    """The first of them that are enough."""
+    for position in fillers:
+        if wanted_us <= 0:
             return
-        op = problem.program.ops[position]
-        if not needed.isdisjoint(problem.dag.successors[position]):
-            needed.add(position)
-        elif op.kind is OpKind.COMPUTE and problem.costs.duration_us[op.name] > 0:
-            wanted_us -= problem.costs.duration_us[op.name]
-            yield position
+        wanted_us -= problem.costs.duration_us[problem.program.ops[position].name]
+        yield position

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.collection import collection_put_off
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
@@ -47,6 +48,7 @@ class Variant:
         return cls(groups, Problem(build_dag(joined), costs, None), traffic_us)
 
 
+@collection_put_off()
 def variants(
     program: Program,
     price: Callable[[Program], CostTable],

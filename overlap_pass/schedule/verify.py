@@ -35,8 +35,7 @@ def violations(program: Program, order: tuple[str, ...]) -> tuple[str, ...]:
     promises = once(program, _Promises)
     found += promises.unwaited
     found += promises.broken(order)
-    outputs = (op.name for op in program.ops if op.kind is OpKind.OUTPUT)
-    found += [f"{name} is not the last op" for name in outputs if order[-1] != name]
+    found += [f"{name} is not the last op" for name in promises.outputs if order[-1] != name]
     found += _fences(program, order)
     found += _in_flight(program, order)
     return tuple(found)
@@ -47,6 +46,7 @@ class _Promises:
 
     Attributes:
         unwaited: see :func:`_unwaited`; true of every order.
+        outputs: which must come last.
     """
 
     def __init__(self, program: Program) -> None:
@@ -56,6 +56,7 @@ class _Promises:
             np.array([program.index[pair[side]] for pair in self._pairs], dtype=np.int64) for side in (0, 1)
         )
         self.unwaited = tuple(_unwaited(program))
+        self.outputs = tuple(op.name for op in program.ops if op.kind is OpKind.OUTPUT)
 
     def broken(self, order: tuple[str, ...]) -> list[str]:
         """Sentences for the pairs that stand the wrong way round."""
@@ -75,6 +76,8 @@ def _activation(op: OpNode) -> bool:
 
 def _permutation(program: Program, order: tuple[str, ...]) -> list[str]:
     present = set(order)
+    if len(order) == len(present) and program.index.keys() == present:
+        return []
     missing = [name for name in program.order if name not in present]
     if missing:
         return [f"ops lost: {', '.join(missing[:_SHOWN])}"]

@@ -38,6 +38,7 @@ from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import OpNode, Program
 from overlap_pass.simulate.device import Device
 from overlap_pass.simulate.queues import Issuer, LaunchAfter, Queues
+from overlap_pass.simulate.recurrence import Recurrence
 from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from overlap_pass.units import us_to_ns
 
@@ -103,6 +104,8 @@ class Simulator:
     def __init__(self, program: Program, costs: CostTable, *, launch_after: LaunchAfter = "issue") -> None:
         self._issuer, self._ops, self._costs = Issuer(program, costs, launch_after), program.ops, costs
         self._issued: tuple[tuple[int, ...], Queues] | None = None
+        plain = launch_after == "issue" and Recurrence.holds(program, costs)
+        self._recurrence = Recurrence(program, costs) if plain else None
 
     def run(self, order: Sequence[int] | None = None, label: str = "") -> Simulation:
         """The whole result."""
@@ -114,12 +117,20 @@ class Simulator:
         Args:
             stretch: every collective takes that many times its price.
         """
-        queues, device = self._ran(order, limit_us, stretch)
-        step_us = max(device.now, queues.cpu_us)
+        if self._recurrence is not None:
+            step_us, _ = self._recurrence.walk(order, stretch=stretch)
+        else:
+            queues, device = self._ran(order, limit_us, stretch)
+            step_us = max(device.now, queues.cpu_us)
         return step_us if step_us <= limit_us else math.inf
 
     def blocked_us(self, order: Sequence[int] | None = None) -> Mapping[str, float]:
         """Launch → how long its waits hold the compute lane."""
+        if self._recurrence is not None:
+            _, found = self._recurrence.walk(order)
+            return {
+                op.name: found.get(position, 0.0) for position, op in enumerate(self._ops) if op.collective is not None
+            }
         return _blocked_us(self._ran(order)[0])
 
     def _ran(

@@ -57,6 +57,8 @@ class Precedence:
         return twin
 
     def _after(self) -> list[int]:
+        if not self.fixed:
+            return [-1] * len(self.predecessors)
         found: list[int] = []
         own = self._rank_or(-1)
         for position, predecessors in enumerate(self.predecessors):
@@ -69,6 +71,8 @@ class Precedence:
 
     def _before(self) -> list[int]:
         count = len(self.fixed)
+        if not count:
+            return [0] * len(self.predecessors)
         found, own = [count] * len(self.predecessors), self._rank_or(count)
         for position in range(len(found) - 1, -1, -1):
             first = count

@@ -48,7 +48,7 @@ class _Compute:
     def __init__(self, facts: Precedence) -> None:
         count = len(facts.fixed)
         before_us, behind_us, issued_us = ([0.0] * (count + 1) for _ in range(3))
-        for position, duration_us in enumerate(facts.duration_us):
+        for position, duration_us in enumerate(facts.duration_us if count else ()):
             issued_us[facts.rank.get(position, facts.before[position])] += facts.launch_us[position]
             if facts.is_compute[position]:
                 before_us[facts.before[position]] += duration_us
@@ -80,6 +80,7 @@ class _LaneWindows:
         count = len(facts.fixed)
         before, before_gain, behind, behind_gain, heads = ([0.0] * (count + 1) for _ in range(5))
         total_gain_us = 0.0
+        heads_us = facts.heads_us if facts.fixed else {}  # which are counted beside what is fixed alone
         for job in lane.jobs:
             after, ended_before = facts.after[job.launch], facts.ended_before(job.launch)
             beside_us = facts.compute_us - compute.until_us(after) - compute.since_us(ended_before)
@@ -88,7 +89,7 @@ class _LaneWindows:
             before_gain[ended_before] += gain_us
             _add(behind, after, job.time_us)
             _add(behind_gain, after, gain_us)
-            head_us = facts.heads_us.get(job.launch, 0.0)
+            head_us = heads_us.get(job.launch, 0.0)
             heads[after + 1] += head_us if lane.gain_per_us * head_us <= gain_us else 0.0
             total_gain_us += gain_us
         before_gain_us, behind_gain_us = np.cumsum(before_gain)[:-1], _suffix_sums(behind_gain)[:-1]

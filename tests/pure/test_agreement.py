@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -11,13 +12,16 @@ from hypothesis import strategies as st
 
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.hardware import load_hardware
+from overlap_pass.cost.model import price
 from overlap_pass.graph.program import Category, OpKind, OpNode, Program, Role
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import Plan, make_plan
 from overlap_pass.registry import parse
 from overlap_pass.schedule.agreement import added_bytes, agreed
+from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.launches import Launches
+from overlap_pass.schedule.variants import Variant
 from overlap_pass.schedule.verify import violations
 from tests.pure.programs import Builder, fsdp_programs
 from tests.pure.test_strategies_promises import SPECS, large
@@ -184,8 +188,11 @@ def test_every_budget_that_the_order_as_written_keeps_is_kept(program, extra) ->
     assert plan.memory_after.peak_bytes <= budget_bytes
 
 
-@given(program=fsdp_programs().map(large), extra=st.lists(st.integers(0, 40), min_size=2, max_size=3).map(sorted))
-@settings(max_examples=30)
+@given(
+    program=fsdp_programs(max_layers=6).map(large),
+    extra=st.lists(st.integers(0, 40), min_size=2, max_size=3).map(sorted),
+)
+@settings(max_examples=60)
 def test_more_budget_never_makes_a_longer_step_while_launches_keep_their_order(program, extra) -> None:
     """Another order of launches may be longer here: it is chosen without this rank's prices."""
     least_us: dict[str, float] = {}
@@ -193,6 +200,24 @@ def test_more_budget_never_makes_a_longer_step_while_launches_keep_their_order(p
         plan = make_plan(program, H100, parse("latest_start"), Budget.parse(budget))
         assert plan.after.step_us <= least_us.get(plan.skeleton, plan.after.step_us)
         least_us[plan.skeleton] = plan.after.step_us
+
+
+def test_launches_that_stay_in_order_leave_the_order_as_written_as_it_is() -> None:
+    """Of another order with the same launches, the casts behind reductions would stand at the end."""
+    build = Builder()
+    shards = [build.input(f"shard{layer}", 4 * MIB, held=True) for layer in range(2)]
+    value, returned = build.input("x", MIB), []
+    for layer, shard in enumerate(shards):
+        weight = build.wait(f"weight{layer}", build.all_gather(f"gather{layer}", shard, 8 * MIB))
+        value = build.compute(f"mm{layer}", value, weight, size_bytes=MIB)
+        gradient = build.compute(f"grad{layer}", value, size_bytes=8 * MIB)
+        reduced = build.wait(f"reduced{layer}", build.reduce_scatter(f"reduce{layer}", gradient, 4 * MIB))
+        returned.append(build.cast(f"cast{layer}", reduced, 8 * MIB))
+    program = build.output(value, *returned)
+    priced = partial(price, hardware=H100)
+    terms = Terms(parse("as_written"), Budget.parse("+0B"), peak(program).peak_bytes)
+    chosen = choose_alike([Variant.of((), program, priced)], terms, priced)
+    assert chosen.schedule.order == program.order
 
 
 def test_an_order_that_local_memory_forces_says_so() -> None:

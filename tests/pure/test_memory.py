@@ -308,3 +308,17 @@ def test_the_peak_of_an_order_in_array_operations_is_that_of_the_ledger_op_by_op
     order = random_order(build_dag(program), data.draw(st.randoms(use_true_random=False)))
     lifetimes = Lifetimes(program)
     assert lifetimes.peak_bytes([program.index[name] for name in order]) == peak(program, order).peak_bytes
+
+
+@given(data=st.data())
+def test_so_is_what_is_alive_at_each_op_in_whatever_order_the_program_is_written(data: st.DataObject) -> None:
+    program, draws = data.draw(fsdp_programs()), data.draw(st.randoms(use_true_random=False))
+    written, order = (random_order(build_dag(program), draws) for _ in range(2))
+    moved = replace(program, ops=tuple(map(program.op, written)))
+    lifetimes = Lifetimes(program).of_order([program.index[name] for name in written])
+    during, after = lifetimes.live_bytes([moved.index[name] for name in order])
+    ledger = Ledger(Lifetimes(program))
+    for name, during_bytes, after_bytes in zip(order, during.tolist(), after.tolist(), strict=True):
+        assert during_bytes == ledger.live_bytes + ledger.allocates(program.index[name])
+        ledger.advance(program.index[name])
+        assert after_bytes == ledger.live_bytes

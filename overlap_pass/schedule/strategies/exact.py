@@ -61,7 +61,7 @@ class Exact:
             proofs.append(model.proved)
             return room.order if wishes is None else place(placement, wishes)
 
-        order = fit(solved, problem.budget_bytes, score)
+        order = fit(solved, score)
         if not score.fits(score.peak_bytes(order)):
             order = room.order
         names = tuple(problem.program.ops[p].name for p in order)

@@ -20,12 +20,10 @@ from overlap_pass.spec import spec
 
 __all__ = ["FillGaps"]
 
-_AHEAD_SHARES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1)
-_SCHEDULED = 2
+_AHEAD_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1)
+"""How much of all compute may be skipped; tried from the most on, until compute would end later."""
 _HOPELESS = 1.02
 """A way that is so far behind without a budget is not tried within one."""
-_NEAR = 1.01
-"""Orders of compute that end so much later than the first are not scheduled, by the clock of the pass that makes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +31,8 @@ class FillGaps:
     """For graphs with tensor- or expert-parallel collectives; on others it is ``latest_start``.
 
     Weight gradients and the like are put off until the chain is blocked (``schedule.compute_order``). Several orders of
-    compute are made, the most promising are scheduled by ``latest_start`` within the budget, and the best score is taken, the
-    order of compute as written among them. What is put off keeps its inputs alive: the budget bounds that like all else.
+    compute are made; the one that ends first by its own clock and that as written are scheduled by ``latest_start`` within the
+    budget, and the better score is taken. What is put off keeps its inputs alive: the budget bounds that like all else.
 
     Options:
         put_off: most compute that may pile up, as a share of all compute.
@@ -56,7 +54,8 @@ class FillGaps:
         else:
             best.offer(best.way)
         order = hide_tail(problem, best.order, best.score)
-        names = tuple(problem.program.ops[position].name for position in order)
+        written = problem.program.order
+        names = tuple([written[position] for position in order])
         return Schedule(spec(self), names, explain(Placement.of(problem), order, best.way.how))
 
     def _ways(self, problem: Problem, best: _Best) -> Iterator[_Way]:
@@ -75,24 +74,23 @@ class FillGaps:
                 yield way
 
     def _moved(self, problem: Problem) -> Iterator[_Way]:
-        """Compute moved, the most promising first; without those that move nothing, or the same."""
+        """Compute moved in the way that ends first, if that moves anything that takes time."""
         orders = problem.once(ComputeOrders)
         put_off_us, budget_bytes = self.put_off * orders.compute_us, problem.budget_bytes
 
         def filled(share: float) -> Filled:
             return orders.filled(Filling(put_off_us, budget_bytes, share * orders.compute_us))
 
-        least, most = filled(_AHEAD_SHARES[0]), filled(_AHEAD_SHARES[-1])
-        # Where the most freedom changes nothing, less would not either.
-        shares = _AHEAD_SHARES if least.timed != most.timed else _AHEAD_SHARES[:1]
-        seen = {orders.as_written}
-        ranked = sorted(shares, key=lambda share: filled(share).end_us)[:_SCHEDULED]
-        for share in ranked:
-            made = filled(share)
-            if made.timed not in seen and made.end_us <= filled(ranked[0]).end_us * _NEAR:
-                seen.add(made.timed)
-                how = f"compute moved, up to {share:.0%} of it ahead"
-                yield _Way(orders.problem(made, budget_bytes), made.order, how)
+        *less, best = _AHEAD_SHARES
+        if filled(less[0]).timed == filled(best).timed:  # where the most freedom changes nothing, less would not either
+            less, best = [], less[0]
+        for share in reversed(less):
+            if filled(share).end_us > filled(best).end_us:
+                break
+            best = share
+        made = filled(best)
+        if made.timed != orders.as_written:
+            yield _Way(orders.problem(made, budget_bytes), made.order, f"compute moved, up to {best:.0%} of it ahead")
 
 
 @dataclass(frozen=True)

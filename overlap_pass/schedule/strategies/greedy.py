@@ -31,7 +31,7 @@ class Greedy:
         def early(allowed_bytes: int | None) -> tuple[int, ...]:
             return place(placement, launch_early(placement, room, allowed_bytes))
 
-        order = fit(early, problem.budget_bytes, score)
+        order = fit(early, score)
         if not score.fits(score.peak_bytes(order)):
             order = room.order
         names = tuple(problem.program.ops[p].name for p in order)

@@ -30,8 +30,12 @@ _AHEAD_SHARES = (0.0, 0.02, 0.1)
 _FIRST = ((1.0, 0.0), (1.5, 0.1))
 _SLACK = 0.5
 """Slack of the most eager policies; with the others it buys nothing and holds memory."""
+_FAR = 1.02
+"""A policy that is so far behind another without a budget is not tried within one."""
 _KEPT = 3
-"""So many policies of the ladder are tried within a budget: those that are best without one."""
+"""So many policies of the ladder are tried within a budget at most: those that are best without one."""
+_ALIKE = 1.0002
+"""Of policies whose orders without a budget are so near to each other, by step and by score, one is tried within."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +43,8 @@ class LatestStart:
     """Least memory for the same hidden time.
 
     Two policies (``schedule.feeding``) are tried, then launching early (``schedule.early``), those of eager FSDP, then a short
-    ladder of policies: all without a budget, the best of them within it; until an order is next to the bound. Among the
-    orders whose exact peak keeps the budget the winner is chosen by
+    ladder of policies: all without a budget, and within it those that are near the best there; until an order is next to the
+    bound. Among the orders whose exact peak keeps the budget the winner is chosen by
 
     1. score (``schedule.score``: the simulated step, also with slower communication);
     2. peak;
@@ -59,7 +63,8 @@ class LatestStart:
 
     def schedule(self, problem: Problem) -> Schedule:
         order, how = self.order(problem)
-        names = tuple(problem.program.ops[p].name for p in order)
+        written = problem.program.order
+        names = tuple([written[position] for position in order])
         return Schedule(spec(self), names, explain(Placement.of(problem), order, how))
 
     def order(self, problem: Problem) -> tuple[tuple[int, ...], str]:
@@ -125,8 +130,8 @@ class _Search:
     def follow(self, rungs: Sequence[_Rung]) -> None:
         """Offer what policies make.
 
-        First the orders without a budget that keep it, as they come; then, those that were best without it first, those that have
-        to be made for it. All of these add to the order of least memory: where that does not fit, none is made.
+        First the orders without a budget that keep it, as they come; then those that have to be made for it. All of these add to
+        the order of least memory: where that does not fit, none is made.
         """
         tight = []
         for rung in rungs:
@@ -139,8 +144,10 @@ class _Search:
                 tight.append(rung)
         if self.done or not self._score.fits(self.room.smallest_bytes):
             return
-        for rung in sorted(tight, key=self.ladder.free_us):
-            self.offer(self.ladder.within(rung, self._score), _told(rung))
+        least_us = min((self.ladder.free_us(rung) for rung in rungs if rung != _EARLY), default=math.inf)
+        for rung in sorted(tight, key=lambda rung: (rung == _EARLY, self.ladder.free_us(rung))):
+            if rung == _EARLY or self.ladder.free_us(rung) <= least_us * _FAR:
+                self.offer(self.ladder.within(rung, self._score, self.best_us), _told(rung))
 
 
 def _eager_orders(problem: Problem) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -167,7 +174,7 @@ class _Ladder:
     def __init__(self, problem: Problem) -> None:
         self._ground, self._free_score = Ground.shared(problem), Score(replace(problem, budget_bytes=None))
         self._step_us = sum(problem.costs.duration_us.values())
-        self._made: dict[tuple[_Rung, int | None], tuple[int, ...]] = {}
+        self._made: dict[tuple[_Rung, int | None], tuple[tuple[int, ...], float]] = {}
         self._free_us: dict[_Rung, float] = {}
         self._best: dict[tuple[float, ...], list[_Rung]] = {}
 
@@ -181,22 +188,37 @@ class _Ladder:
             self._free_us[rung] = self._free_score.of(self.free(rung))
         return self._free_us[rung]
 
-    def within(self, rung: _Rung, score: Score) -> tuple[int, ...]:
-        """The order for a budget."""
+    def within(self, rung: _Rung, score: Score, best_us: float = math.inf) -> tuple[int, ...]:
+        """The order for a budget; one that holds too much where already that scores no better than ``best_us``."""
         key = (rung, score.budget_bytes)
-        if key not in self._made:
-            self._made[key] = fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score.budget_bytes, score)
-        return self._made[key]
+        known = self._made.get(key)
+        if known is None or (known[1] < best_us and not score.fits(score.peak_bytes(known[0]))):
+            known = (fit(lambda allowed_bytes: self._order(rung, allowed_bytes), score, best_us), best_us)
+            self._made[key] = known
+        return known[0]
 
     def best(self, margins: tuple[float, ...]) -> list[_Rung]:
-        """Those with the shortest distinct orders without a budget, shortest first."""
+        """Those with the shortest orders without a budget, shortest first, without any that is next to a shorter one."""
         if margins not in self._best:
-            self._best[margins] = self._ranked(margins)[:_KEPT]
+            kept: list[_Rung] = []
+            for rung in self._ranked(margins)[:_KEPT]:
+                if not any(self._alike(rung, shorter) for shorter in kept):
+                    kept.append(rung)
+            self._best[margins] = kept
         return self._best[margins]
 
+    def _alike(self, one: _Rung, other: _Rung) -> bool:
+        """Whether their orders without a budget are next to each other."""
+        steps_us = sorted(self._free_score.step_us(self.free(rung)) for rung in (one, other))
+        scores_us = sorted(self.free_us(rung) for rung in (one, other))
+        return all(more_us <= less_us * _ALIKE for less_us, more_us in (steps_us, scores_us))
+
     def _ranked(self, margins: tuple[float, ...]) -> list[_Rung]:
+        """All margins with the largest share, and the best of them with all shares."""
+        eager = [(margin, _AHEAD_SHARES[-1]) for margin in margins]
+        best = min(eager, key=lambda rung: self._free_score.step_us(self.free(rung)))
         distinct: dict[tuple[int, ...], _Rung] = {}
-        for rung in itertools.product(margins, _AHEAD_SHARES):
+        for rung in sorted({*eager, *itertools.product(best[:1], _AHEAD_SHARES)}):
             distinct.setdefault(self.free(rung), rung)
         steps_us = {rung: self._free_score.step_us(order) for order, rung in distinct.items()}
         return sorted(steps_us, key=lambda rung: steps_us[rung])
