@@ -332,6 +332,7 @@ class _Written:
         problem, order = chosen.variant.problem, chosen.schedule.order
         after = simulate(problem.program, problem.costs, order, label="scheduled")
         bound = bound_of(problem, order)
+        about = (*_slower(self, after, slower), *_bound_by_launches(bound, after), *_unpriced(problem.costs))
         return Plan(
             program=problem.program,
             coalesced=chosen.variant.groups,
@@ -343,12 +344,7 @@ class _Written:
             budget_bytes=self.budget_bytes,
             bound=bound,
             hardware=self.hardware.name,
-            notes=(
-                *chosen.notes,
-                *_slower(self, after, slower),
-                *_bound_by_launches(bound, after),
-                *_unpriced(problem.costs),
-            ),
+            notes=(*chosen.notes, *about),
         )
 
 

@@ -1,8 +1,8 @@
 """The step where nothing slows anything: every start is a maximum of a few ends, so one walk along the order gives it.
 
-That is so without contention, where a collective needs no place between kernels and no copy engine carries it. The result is
-that of :class:`~overlap_pass.simulate.device.Device` to the last bit, in a tenth of the time: recorded graphs are compared by
-such prices.
+That is so without contention, where a collective needs no place between kernels, holds up nothing before it begins, and no
+copy engine carries it. The result is that of :class:`~overlap_pass.simulate.device.Device` to the last bit, in a tenth of the
+time: the recorded graphs that planners are compared on have such prices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Recurrence:
         """Whether nothing slows anything at these prices."""
         slow = costs.contention != Contention() or costs.beside_compute or costs.starts_between_kernels
         by_copy = any(op.collective is not None and op.collective.by_copy for op in program.launches)
-        return not (slow or by_copy or any(costs.kernel_us.values()))
+        return not (slow or by_copy or costs.most_pending is not None or any(costs.kernel_us.values()))
 
     def walk(self, order: Sequence[int] | None = None, *, stretch: float = 1.0) -> tuple[float, dict[int, float]]:
         """The step of an order of all positions, ``None`` for as written; and for the launches whose waits held the compute lane,

@@ -68,6 +68,7 @@ def _one_gather() -> Program:
         {"beside_compute": {"gather": Contention(compute_beside_communication=1.2)}},
         {"starts_between_kernels": True},
         {"kernel_us": {"gather": 1.0}},
+        {"most_pending": 6},
     ],
     ids=lambda slow: next(iter(slow)),
 )
