@@ -1,47 +1,19 @@
-"""A plan beside the step that was measured of it: the step, what is exposed, the peak, and each collective.
-
-The collectives of a kind are paired in the order in which they start, which is the order in which they were launched. A
-kind that has another number of kernels than of planned launches (a compiler's own collectives, kernels that a trace does
-not show, copies among GPUs, of which a launch makes several) is not paired at all: what belongs to what would be a guess.
-Its times are compared as a whole.
-"""
+"""A plan beside the step that was measured of it: the step, what is exposed, the peak, and each collective."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from overlap_pass.cost.model import COPY_ENGINE
 from overlap_pass.report.comparison import Comparison, Side
+from overlap_pass.report.pairing import Pair, paired
 from overlap_pass.schedule.types import Decision
-from overlap_pass.timeline.spans import Span, SpanKind, Timeline
-from overlap_pass.traces.names import is_peer_copy
+from overlap_pass.timeline.spans import Timeline
 from overlap_pass.units import format_bytes, format_us, ns_to_us
 
 __all__ = ["Pair", "Prediction"]
-
-_COPIES = "copies among GPUs"
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One collective as planned and as measured; times from the begin of the step."""
-
-    collective: str
-    payload_bytes: int | None
-    unit: str | None
-    predicted_start_ns: int
-    predicted_ns: int
-    measured_start_ns: int
-    measured_ns: int
-
-    @property
-    def error_percent(self) -> float:
-        """Of the duration."""
-        return 100 * (self.predicted_ns / self.measured_ns - 1) if self.measured_ns else 0.0
 
 
 @dataclass(frozen=True)
@@ -51,10 +23,8 @@ class Prediction:
     Attributes:
         side: the simulated step.
         budget_bytes: bound on its peak, ``None`` for none.
-        pairs: its collectives beside those of the profiled step.
+        pairs, unpaired: see :class:`~overlap_pass.report.pairing.Pairing`.
         decisions: the moves behind it.
-        unpaired: kinds that could not be paired, with numbers and times of both:
-            ``"all_gather: 50 planned take 16.0 ms, 52 measured 17.0 ms (-5.9 %)"``.
     """
 
     side: Side
@@ -69,17 +39,8 @@ class Prediction:
         side, budget_bytes, decisions = plan.after, plan.budget_bytes, plan.decisions
         if measured is None:
             return cls(side, budget_bytes, decisions=decisions)
-        planned, seen = _by_kind(side.timeline), _by_kind(measured)
-        pairs: list[Pair] = []
-        unpaired = []
-        for kind in sorted(planned.keys() | seen.keys()):
-            ours, theirs = planned[kind], seen[kind]
-            if len(ours) != len(theirs):
-                unpaired.append(_unpaired_line(kind, ours, theirs))
-                continue
-            pairs += [_pair(kind, one, other) for one, other in zip(ours, theirs, strict=True)]
-        pairs.sort(key=lambda pair: pair.measured_start_ns)
-        return cls(side, budget_bytes, tuple(pairs), tuple(unpaired), decisions)
+        found = paired(side.timeline, measured)
+        return cls(side, budget_bytes, found.pairs, found.unpaired, decisions)
 
     @property
     def step_us(self) -> float:
@@ -119,37 +80,6 @@ def _peak_line(side: Side, measured_bytes: int, budget_bytes: int | None) -> str
     most = f", at most {format_bytes(most_bytes)}" if expected_bytes != most_bytes else ""
     budget = f", budget {format_bytes(budget_bytes)}" if budget_bytes is not None else ""
     return f"peak predicted {format_bytes(expected_bytes)}, measured {format_bytes(measured_bytes)} ({error:+.1f} %){most}{budget}"
-
-
-def _by_kind(timeline: Timeline) -> defaultdict[str, list[Span]]:
-    found: defaultdict[str, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        if span.kind is SpanKind.COMMUNICATION:
-            found[_COPIES if _is_copy(span) else span.collective or "unknown"].append(span)
-    return found
-
-
-def _is_copy(span: Span) -> bool:
-    """By a copy engine: as a plan calls its lane, and as Kineto calls what it does."""
-    return span.lane == COPY_ENGINE or is_peer_copy(span.name)
-
-
-def _unpaired_line(kind: str, planned: Sequence[Span], seen: Sequence[Span]) -> str:
-    predicted_us, measured_us = (ns_to_us(sum(span.duration_ns for span in spans)) for spans in (planned, seen))
-    error = _error(predicted_us, measured_us) if predicted_us else ""
-    return f"{kind}: {len(planned)} planned take {format_us(predicted_us)}, {len(seen)} measured {format_us(measured_us)}{error}"
-
-
-def _pair(kind: str, planned: Span, seen: Span) -> Pair:
-    return Pair(
-        collective=kind,
-        payload_bytes=planned.payload_bytes,
-        unit=planned.unit,
-        predicted_start_ns=planned.start_ns,
-        predicted_ns=planned.duration_ns,
-        measured_start_ns=seen.start_ns,
-        measured_ns=seen.duration_ns,
-    )
 
 
 def _against(predicted_us: float, measured_us: float) -> str:

@@ -31,8 +31,9 @@ known, so the simulation goes from event to event: time linear in ops times lane
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.program import OpNode, Program
@@ -152,8 +153,11 @@ def _summary(ops: Sequence[OpNode], queues: Queues, device: Device, label: str) 
         _span(ops[position], "compute", SpanKind.COMPUTE, device.starts_us[entry], device.ends_us[entry])
         for entry, position in queues.compute.positions().items()
     ]
+    tensors = Counter(op.launch for op in ops)
     for lane, items in queues.collectives.items():
-        spans += [_span(item.op, lane, SpanKind.COMMUNICATION, item.start_us, item.end_us) for item in items]
+        for item in items:
+            span = _span(item.op, lane, SpanKind.COMMUNICATION, item.start_us, item.end_us)
+            spans.append(replace(span, parts=_parts(item.op, tensors[item.op.name])))
     visible = sorted((s for s in spans if s.end_ns > s.start_ns), key=lambda s: (s.start_ns, s.lane, s.name))
     return Simulation(
         timeline=Timeline(label, us_to_ns(step_us), tuple(visible), predicted=True),
@@ -177,3 +181,13 @@ def _span(op: OpNode, lane: str, kind: SpanKind, start_us: float, end_us: float)
     # The root module's qualified name is empty, which no reader of a report would understand.
     unit = "(root)" if collective.unit == "" else collective.unit
     return Span(op.name, kind, lane, start_ns, end_ns, collective.kind.value, collective.payload_bytes, unit)
+
+
+def _parts(op: OpNode, tensors: int) -> int:
+    """Kernels or copies that a launch of so many tensors becomes."""
+    collective = op.collective
+    if collective is None or not tensors:
+        return 1
+    if collective.by_copy:
+        return tensors * (collective.group_size - 1)
+    return tensors if collective.direct else 1

@@ -32,6 +32,7 @@ class Span:
         collective: ``"all_gather"``, … for communication.
         payload_bytes: size of the full tensor that travels, where known.
         unit: FSDP module that the collective serves, where known.
+        parts: of a predicted collective, how many kernels or copies a trace shows of it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Span:
     collective: str | None = None
     payload_bytes: int | None = None
     unit: str | None = None
+    parts: int = 1
 
     @property
     def duration_ns(self) -> int:
@@ -69,13 +71,15 @@ class Timeline:
             "label": self.label,
             "window_ns": self.window_ns,
             "predicted": self.predicted,
-            "spans": [
-                [s.name, s.kind.value, s.lane, s.start_ns, s.end_ns, s.collective, s.payload_bytes, s.unit]
-                for s in self.spans
-            ],
+            "spans": [_row(span) for span in self.spans],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timeline:
         spans = tuple(Span(row[0], SpanKind(row[1]), *row[2:]) for row in data["spans"])
         return cls(data["label"], data["window_ns"], spans, data["predicted"])
+
+
+def _row(span: Span) -> list[Any]:
+    row = [span.name, span.kind.value, span.lane, span.start_ns, span.end_ns, span.collective, span.payload_bytes]
+    return [*row, span.unit] if span.parts == 1 else [*row, span.unit, span.parts]

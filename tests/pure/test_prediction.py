@@ -66,24 +66,74 @@ def test_a_kind_of_other_number_is_named_and_not_paired() -> None:
     assert found.unpaired == ("all_gather: 2 planned take 16.0 ms, 3 measured 26.0 ms (-38.5 %)",)
 
 
-def test_copies_among_gpus_are_compared_as_a_whole() -> None:
-    """A launch copies several tensors, and a trace shows copies: 1 + 3 ms planned, 1 + 1 + 3 ms measured."""
+def _timeline(spans: list[tuple[str, str, str | None, int, int, int]]) -> Timeline:
+    """Spans as (name, lane, collective, start, end, parts), times in milliseconds."""
+    made = tuple(
+        Span(name, COMM, lane, start * MS, end * MS, kind, parts=parts)
+        for name, lane, kind, start, end, parts in sorted(spans, key=lambda span: span[3])
+    )
+    return Timeline("", 100 * MS, made, predicted=False)
 
-    def timeline(spans: list[tuple[str, str, str | None, int, int]]) -> Timeline:
-        made = tuple(Span(name, COMM, lane, start * MS, end * MS, kind) for name, lane, kind, start, end in spans)
-        return Timeline("", 10 * MS, made, predicted=False)
 
-    planned = timeline([("gather", "copy engine", "all_gather", 0, 1), ("sum", "copy engine", "reduce_scatter", 4, 7)])
-    seen = timeline(
+def _copies(stream: int, *at: int) -> list[tuple[str, str, str | None, int, int, int]]:
+    """Copies of one millisecond, as a trace shows them."""
+    return [("Memcpy PtoP (Device -> Device)", f"stream {stream}", None, start, start + 1, 1) for start in at]
+
+
+def _beside(planned: Timeline, seen: Timeline) -> Prediction:
+    side = Side.of("scheduled", planned)
+    return Prediction.beside(Comparison("", "", side, side), seen)
+
+
+COPIES = _timeline(
+    [
+        ("gather", "copy engine", "all_gather", 0, 2, 2),
+        ("gather_1", "copy engine", "all_gather", 10, 13, 3),
+        ("sum", "copy engine", "reduce_scatter", 4, 7, 3),
+    ]
+)
+
+
+def test_each_launch_by_copy_has_the_copies_that_it_is_made_of() -> None:
+    """Gathers of a forward and of a backward are on streams of their own, reductions on a third."""
+    found = _beside(COPIES, _timeline([*_copies(7, 1, 3), *_copies(20, 5, 6, 9), *_copies(21, 12, 13, 14)]))
+    assert found.unpaired == ()
+    assert [(pair.collective, pair.measured_start_ns // MS, pair.measured_ns // MS) for pair in found.pairs] == [
+        ("all_gather by copy", 1, 2),
+        ("reduce_scatter by copy", 5, 3),
+        ("all_gather by copy", 12, 3),
+    ]
+
+
+def test_streams_that_could_be_either_go_where_their_starts_are_closest() -> None:
+    planned = _timeline(
+        [("gather", "copy engine", "all_gather", 0, 2, 2), ("sum", "copy engine", "reduce_scatter", 50, 52, 2)]
+    )
+    found = _beside(planned, _timeline([*_copies(9, 2, 3), *_copies(5, 53, 54)]))
+    assert [(pair.collective, pair.measured_start_ns // MS) for pair in found.pairs] == [
+        ("all_gather by copy", 2),
+        ("reduce_scatter by copy", 53),
+    ]
+
+
+def test_copies_whose_number_does_not_add_up_are_compared_as_a_whole() -> None:
+    found = _beside(COPIES, _timeline([*_copies(7, 1, 3), *_copies(20, 5, 6, 9), *_copies(21, 12, 13)]))
+    assert found.pairs == ()
+    assert found.unpaired == ("copies among GPUs: 3 planned of 8 take 8.0 ms, 7 measured 7.0 ms (+14.3 %)",)
+
+
+def test_exchanged_gradients_are_a_kernel_for_each_tensor_among_the_reductions() -> None:
+    planned = _timeline([("ring", "g0", "reduce_scatter", 0, 4, 1), ("exchange", "g0", "reduce_scatter", 10, 16, 2)])
+    seen = _timeline(
         [
-            ("Memcpy PtoP (Device -> Device)", f"stream {at}", None, at, at + took)
-            for at, took in ((0, 1), (2, 1), (5, 3))
+            ("ncclDevKernel_ReduceScatter", "stream 3", "reduce_scatter", 1, 6, 1),
+            ("ncclDevKernel_SendRecv", "stream 3", "send_recv", 11, 13, 1),
+            ("ncclDevKernel_SendRecv", "stream 3", "send_recv", 13, 18, 1),
         ]
     )
-    side = Side.of("scheduled", planned)
-    found = Prediction.beside(Comparison("", "", side, side), seen)
-    assert found.pairs == ()
-    assert found.unpaired == ("copies among GPUs: 2 planned take 4.0 ms, 3 measured 5.0 ms (-20.0 %)",)
+    found = _beside(planned, seen)
+    assert found.unpaired == ()
+    assert [(pair.predicted_ns // MS, pair.measured_ns // MS) for pair in found.pairs] == [(4, 5), (6, 7)]
 
 
 def test_lines_set_step_exposed_peak_and_each_kind_beside_what_was_measured() -> None:
