@@ -16,7 +16,6 @@ from overlap_pass.cost.hardware import Hardware
 from overlap_pass.cost.model import CostTable, price
 from overlap_pass.cost.rest import as_rested
 from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
-from overlap_pass.graph.collection import collection_put_off
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
@@ -27,6 +26,7 @@ from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.asked import as_asked, unheeded
 from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, unjoinable
+from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.late import Late
 from overlap_pass.schedule.launches import Launches

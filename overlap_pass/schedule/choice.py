@@ -28,7 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from overlap_pass.graph.collection import collection_put_off
+from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
-from overlap_pass.graph.collection import collection_put_off
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
+from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.in_flight import hold_back
 from overlap_pass.schedule.types import Problem
 from overlap_pass.schedule.verify import violations

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from overlap_pass.graph.collection import collection_put_off
+from overlap_pass.schedule.collection import collection_put_off
 
 
 @pytest.fixture
