@@ -29,7 +29,8 @@ SEQUENCE_TOKENS = 4096
 def make_model(name: str, replicas: int = 1) -> nn.Module:
     """A sharded model: fp32 shards, bf16 in compute, gradients reduced in fp32, gathered again in backward.
 
-    With several replicas each of as many groups of ranks holds all of it (HSDP). It is built whole on each device before it is sharded, so that every rank and every call starts from the same weights.
+    With several replicas each of as many groups of ranks holds all of it (HSDP). It is built whole on each device before it is
+    sharded, so that every rank and every call starts from the same weights.
     """
     torch.manual_seed(0)
     with DEVICE:

@@ -309,8 +309,10 @@ class _Written:
     @classmethod
     def of(cls, program: Program, hardware: Hardware, budget: Budget, measured: Mapping[str, float] | None) -> _Written:
         memory = peak(program, resident_bytes=budget.resident_bytes)
-        hardware = as_rested(hardware, program, price(program, hardware, measured=measured))
-        costs = replace(price(program, hardware, measured=measured), cpu_ahead_us=budget.cpu_ahead_us)
+        costs = price(program, hardware, measured=measured)
+        if (rested := as_rested(hardware, program, costs)) is not hardware:
+            hardware, costs = rested, price(program, rested, measured=measured)
+        costs = replace(costs, cpu_ahead_us=budget.cpu_ahead_us)
         budget_bytes = budget.resolve(program, memory.peak_bytes)
         simulation = simulate(program, costs, label="as written")
         return cls(program, hardware, measured, memory, budget_bytes, budget, simulation)

@@ -32,7 +32,7 @@ from overlap_pass.cost.compute import Cluster, clusters
 from overlap_pass.graph.program import OpKind, OpNode, Program
 from overlap_pass.memory.staging import staging_bytes
 
-_Bytes = np.ndarray[Any, np.dtype[np.int64]]
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 __all__ = ["Ledger", "Lifetimes", "MemoryProfile", "compiled_peak", "peak", "resident_bytes"]
 
@@ -103,11 +103,10 @@ class Lifetimes:
         """The peak of an order of all positions: what a :class:`Ledger` would find, in array operations."""
         return max(self.start_bytes, int(self.live_bytes(order)[0].max(initial=0)))
 
-    def live_bytes(self, order: Sequence[int]) -> tuple[_Bytes, _Bytes]:
+    def live_bytes(self, order: Sequence[int]) -> tuple[_Numbers, _Numbers]:
         """What is alive while each op of an order of all positions runs, and what is when it has run."""
         at, count = np.asarray(order, dtype=np.int64), len(order)
-        steps = np.empty(count, dtype=np.int64)
-        steps[at] = np.arange(count)
+        steps = _places(at)
         touched_at, starts, sizes = self._deaths
         freed = np.zeros(count, dtype=np.int64)
         if len(starts):  # sums of less than 2**53 bytes, which floats add exactly
@@ -121,18 +120,17 @@ class Lifetimes:
         twin, at = copy(self), np.asarray(order, dtype=np.int64)
         twin.allocated = tuple([self.allocated[position] for position in order])
         twin.touches = tuple([self.touches[position] for position in order])
-        steps = np.empty(len(order), dtype=np.int64)
-        steps[at] = np.arange(len(order))
+        steps = _places(at)
         touched_at, starts, sizes = self._deaths
         vars(twin).update(_allocated=self._allocated[at], _deaths=(steps[touched_at], starts, sizes))
         return twin
 
     @cached_property
-    def _allocated(self) -> _Bytes:
+    def _allocated(self) -> _Numbers:
         return np.array(self.allocated, dtype=np.int64)
 
     @cached_property
-    def _deaths(self) -> tuple[_Bytes, _Bytes, _Bytes]:
+    def _deaths(self) -> tuple[_Numbers, _Numbers, _Numbers]:
         """For all storages that die, in a row: the ops after the last of which each does, where its ops start, its size."""
         touched_at = np.repeat(np.arange(len(self.touches)), [len(touched) for touched in self.touches])
         storages = np.fromiter(chain.from_iterable(self.touches), np.int64, len(touched_at))
@@ -143,6 +141,13 @@ class Lifetimes:
         starts = (counts[dies].cumsum() - counts[dies]).astype(np.int64)
         sizes = np.array(self.size_bytes, dtype=np.int64)[dies]
         return touched_at[storages.argsort(kind="stable")], starts, sizes
+
+
+def _places(order: _Numbers) -> _Numbers:
+    """By position, its place in an order of all positions."""
+    places = np.empty(len(order), dtype=np.int64)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _fusion(program: Program, fused: Iterable[Cluster]) -> tuple[dict[str, set[int]], set[int]]:

@@ -13,7 +13,7 @@ among gathers and reductions as the numbers allow; of several ways the one whose
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 
@@ -22,9 +22,10 @@ from overlap_pass.timeline.spans import Span, SpanKind, Timeline
 from overlap_pass.traces.names import is_peer_copy
 from overlap_pass.units import format_us, ns_to_us
 
-__all__ = ["Pair", "Pairing", "paired"]
+__all__ = ["Pair", "Pairing", "off_by", "paired"]
 
 _COPIES = "copies among GPUs"
+_BY_COPY = " by copy"
 _EXCHANGES = ("all_to_all", "send_recv")
 """What a trace calls exchanged gradients, depending on what it knows of a kernel."""
 
@@ -71,48 +72,43 @@ class Pairing:
 
 def paired(plan: Timeline, measured: Timeline) -> Pairing:
     """The collectives of a simulated step beside those of a profiled one."""
-    planned, seen = _planned(plan), _seen(measured)
+    planned, seen = _by_kind(plan, _planned_kind), _by_kind(measured, _seen_kind)
     if not planned.keys() & set(_EXCHANGES) and (sent := [span for kind in _EXCHANGES for span in seen.pop(kind, ())]):
         seen["reduce_scatter"] = sorted([*seen.get("reduce_scatter", ()), *sent], key=_start)
     copies = seen.pop(_COPIES, [])
     by_copy = {kind: planned.pop(kind) for kind in [*planned] if kind.endswith(_BY_COPY)}
-    pairs: list[Pair] = []
     unpaired = []
-    divided = _divided(by_copy, copies) if by_copy else {}
-    if divided is None or (copies and not by_copy):
+    found = _divided(by_copy, copies)
+    if found is None:
         unpaired.append(_unpaired_line(_COPIES, [span for spans in by_copy.values() for span in spans], copies))
-        divided = {}
+        found = {}
     for kind in sorted(planned.keys() | seen.keys()):
         ours, theirs = planned.get(kind, []), seen.get(kind, [])
         if _parts(ours) == len(theirs):
-            divided[kind] = list(_taken(ours, theirs))
+            found[kind] = list(_taken(ours, theirs))
         else:
             unpaired.append(_unpaired_line(kind, ours, theirs))
-    for kind, found in divided.items():
-        pairs += [_pair(kind, one, parts) for one, parts in found]
+    pairs = [_pair(kind, one, parts) for kind, made in found.items() for one, parts in made]
     return Pairing(tuple(sorted(pairs, key=lambda pair: pair.measured_start_ns)), tuple(unpaired))
 
 
-_BY_COPY = " by copy"
-
-
-def _planned(timeline: Timeline) -> dict[str, list[Span]]:
-    """Kind → its collectives by start; those of a copy engine are kinds of their own."""
+def _by_kind(timeline: Timeline, kind_of: Callable[[Span], str]) -> dict[str, list[Span]]:
+    """Kind → what communicates, by start."""
     found: defaultdict[str, list[Span]] = defaultdict(list)
     for span in timeline.spans:
         if span.kind is SpanKind.COMMUNICATION:
-            carrier = _BY_COPY if span.lane == COPY_ENGINE else ""
-            found[(span.collective or "unknown") + carrier].append(span)
+            found[kind_of(span)].append(span)
     return dict(found)
 
 
-def _seen(timeline: Timeline) -> dict[str, list[Span]]:
-    """Kind → its kernels by start; copies among GPUs, whatever they carry, are one kind."""
-    found: defaultdict[str, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        if span.kind is SpanKind.COMMUNICATION:
-            found[_COPIES if is_peer_copy(span.name) else span.collective or "unknown"].append(span)
-    return dict(found)
+def _planned_kind(span: Span) -> str:
+    """Those of a copy engine are kinds of their own."""
+    return (span.collective or "unknown") + (_BY_COPY if span.lane == COPY_ENGINE else "")
+
+
+def _seen_kind(span: Span) -> str:
+    """Copies among GPUs, whatever they carry, are one kind."""
+    return _COPIES if is_peer_copy(span.name) else span.collective or "unknown"
 
 
 _Found = list[tuple[Span, list[Span]]]
@@ -169,7 +165,12 @@ def _pair(kind: str, planned: Span, parts: Sequence[Span]) -> Pair:
 
 def _unpaired_line(kind: str, planned: Sequence[Span], seen: Sequence[Span]) -> str:
     predicted_us, measured_us = (ns_to_us(sum(span.duration_ns for span in spans)) for spans in (planned, seen))
-    error = f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if predicted_us and measured_us else ""
+    error = off_by(predicted_us, measured_us) if predicted_us else ""
     parts = _parts(planned)
     made = f" of {parts}" if parts != len(planned) else ""
     return f"{kind}: {len(planned)} planned{made} take {format_us(predicted_us)}, {len(seen)} measured {format_us(measured_us)}{error}"
+
+
+def off_by(predicted_us: float, measured_us: float) -> str:
+    """``" (-5.9 %)"``, to stand behind the two; nothing where nothing was measured."""
+    return f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if measured_us else ""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from overlap_pass.report.comparison import Comparison, Side
-from overlap_pass.report.pairing import Pair, paired
+from overlap_pass.report.pairing import Pair, off_by, paired
 from overlap_pass.schedule.types import Decision
 from overlap_pass.timeline.spans import Timeline
 from overlap_pass.units import format_bytes, format_us, ns_to_us
@@ -84,11 +84,7 @@ def _peak_line(side: Side, measured_bytes: int, budget_bytes: int | None) -> str
 
 def _against(predicted_us: float, measured_us: float) -> str:
     like_us = max(predicted_us, measured_us)
-    return f"{format_us(predicted_us, like_us=like_us)}, measured {format_us(measured_us, like_us=like_us)}{_error(predicted_us, measured_us)}"
-
-
-def _error(predicted_us: float, measured_us: float) -> str:
-    return f" ({100 * (predicted_us / measured_us - 1):+.1f} %)" if measured_us else ""
+    return f"{format_us(predicted_us, like_us=like_us)}, measured {format_us(measured_us, like_us=like_us)}{off_by(predicted_us, measured_us)}"
 
 
 def _kind_line(kind: str, pairs: Sequence[Pair]) -> str:

@@ -28,7 +28,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import Room
@@ -77,7 +76,6 @@ class _Option:
     safe: bool = False
 
 
-@collection_put_off()
 def choose(found: Sequence[Variant], strategy: Strategy, budget_bytes: int | None) -> Choice:
     """The best order within the budget.
 

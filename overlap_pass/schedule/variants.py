@@ -14,7 +14,6 @@ from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import Program
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
-from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.in_flight import hold_back
 from overlap_pass.schedule.types import Problem
 from overlap_pass.schedule.verify import violations
@@ -48,7 +47,6 @@ class Variant:
         return cls(groups, Problem(build_dag(joined), costs, None), traffic_us)
 
 
-@collection_put_off()
 def variants(
     program: Program,
     price: Callable[[Program], CostTable],

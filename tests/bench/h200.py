@@ -34,7 +34,6 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from overlap_pass.fsdp.edge import StepEdge
 from overlap_pass.profiling.environment import concerns
@@ -44,6 +43,7 @@ from overlap_pass.profiling.verify import setting
 from overlap_pass.profiling.workload import MakeStep, load_make_step
 from overlap_pass.report import verification_text
 from overlap_pass.report.verification import Verification
+from tests.cpu.ranks import fake_ranks
 
 SCHEMA = "overlap-pass/bench/1"
 SYSTEMS = "as-written,compute-only,fsdp2,fsdp2-compile,torch-overlap,torch-manual"
@@ -111,9 +111,10 @@ def numbers(text: str) -> tuple[int, ...]:
 def ranks(imagined: int | None = None) -> Iterator[torch.device]:
     """The process group that torchrun set this process up for, or one of imagined ranks; yields this rank's device."""
     if imagined is not None:
-        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-        dist.init_process_group("fake", rank=0, world_size=imagined, store=FakeStore())
-    elif torch.cuda.is_available():
+        with fake_ranks(imagined):
+            yield torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        return
+    if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)

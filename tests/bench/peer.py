@@ -20,6 +20,7 @@ from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import bound_of
 from overlap_pass.registry import parse
 from overlap_pass.schedule.choice import choose
+from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import variants
 from overlap_pass.simulate.bound import Bound, lower_bound
@@ -124,8 +125,9 @@ def _ours(
     program = replace(recorded.program)  # with nothing kept from another plan of it
     began_s = time.process_time()
     watched = _Watched(strategy)
-    found = variants(program, recorded.priced, None if joined else 0)
-    chosen = choose(found, watched, budget_bytes)
+    with collection_put_off():  # as make_plan does
+        found = variants(program, recorded.priced, None if joined else 0)
+        chosen = choose(found, watched, budget_bytes)
     planning_s = time.process_time() - began_s
     problem, order = chosen.variant.problem, chosen.schedule.order
     simulated = simulate(problem.program, problem.costs, order)
