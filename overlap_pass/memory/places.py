@@ -30,16 +30,18 @@ class Place:
         offset: first byte.
         word: index of the words that tell how far the ranks are with this launch.
         awaited: indices of the words whose launches must have left before this one puts anything there, oldest first.
+        final: bit by bit, which tensors of a gather lie there themselves, with the rows of all ranks.
     """
 
     capacity_bytes: int
     offset: int
     word: int
     awaited: tuple[int, ...] = ()
+    final: int = 0
 
     @property
     def numbers(self) -> list[int]:
-        return [self.capacity_bytes, self.offset, self.word, *self.awaited]
+        return [self.capacity_bytes, self.offset, self.word, self.final, *self.awaited]
 
     def shifted(self, by_bytes: int) -> Place:
         """The part of the place that begins ``by_bytes`` behind its start, for whoever has no need to wait again."""
@@ -49,8 +51,8 @@ class Place:
     @cache
     def of(*numbers: int) -> Place:
         """The inverse of :attr:`numbers`."""
-        capacity_bytes, offset, word, *awaited = numbers
-        return Place(capacity_bytes, offset, word, tuple(awaited))
+        capacity_bytes, offset, word, final, *awaited = numbers
+        return Place(capacity_bytes, offset, word, tuple(awaited), final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +77,19 @@ class Landlord:
 
     def give(self, size_bytes: int) -> tuple[int, list[int]]:
         """First byte of the next place, of ``size_bytes`` and at most the capacity, and what must have left before."""
-        index = self._given
         start = self._head if self._head + size_bytes <= self.capacity_bytes else 0
-        self._head = end = start + aligned(size_bytes)
-        tenants = self._tenants
+        self._head = start + aligned(size_bytes)
+        return start, self.take(start, size_bytes)
+
+    def take(self, start: int, size_bytes: int) -> list[int]:
+        """Give the place at ``start``; what must have left before."""
+        index, end, tenants = self._given, start + aligned(size_bytes), self._tenants
         after = [last for first, past, last in tenants if (first < end and start < past) or last <= index - WORDS]
         if after:
             tenants = deque(tenant for tenant in tenants if tenant[2] not in after)
         tenants.append((start, end, index))
         self._tenants, self._given = tenants, index + 1
-        return start, after
+        return after
 
 
 def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: bool = False) -> tuple[Tenancy, ...]:
@@ -113,12 +118,18 @@ def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: b
 
 
 @cache
-def laid_out(sizes_bytes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Where each of several pieces starts in the place of their launch, and how many bytes they take together."""
-    starts, end = [], 0
-    for size_bytes in sizes_bytes:
-        starts.append(end)
-        end += aligned(size_bytes)
+def laid_out(sizes_bytes: tuple[int, ...], final: int = 0, ranks: int = 1) -> tuple[tuple[int, ...], int]:
+    """Where each of several pieces starts in the place of their launch, and how many bytes they take together.
+
+    Args:
+        final: bit by bit, which pieces lie there from all of ``ranks``: those come first, the others one after the other.
+    """
+    starts, end = [0] * len(sizes_bytes), 0
+    for with_all in (1, 0):
+        for number, size_bytes in enumerate(sizes_bytes):
+            if final >> number & 1 == with_all:
+                starts[number] = end
+                end += aligned(size_bytes * ranks if with_all else size_bytes)
     return tuple(starts), end
 
 

@@ -17,6 +17,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.leases import leased
 from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.agreement import (
     COMPUTE_PER_TRAFFIC,
@@ -29,6 +30,7 @@ from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.early import launch_at_once
 from overlap_pass.schedule.explain import told_again
 from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
+from overlap_pass.schedule.leasing import leaves_room
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
@@ -46,6 +48,12 @@ _NEAR = 0.01
 """Between two ways of joining whose steps at reference prices differ by less, what is added decides, where the budget bounds it:
 what it leaves is what launches are placed in."""
 
+_LEASED_AHEAD = (0, 1, 2)
+"""How many launches earlier than in the agreed order places let a gather be made."""
+
+_WORTH_MEMORY = 0.001
+"""Steps at reference prices that differ by less are equal, and what adds least decides."""
+
 LOCAL = (
     "the memory budget leaves no room for the order of launches that all ranks share; the one that fits is shared by ranks "
     "whose graphs have the same sizes"
@@ -61,12 +69,14 @@ class Terms:
         budget: as the user said it.
         budget_bytes: what it leaves for this graph on this rank, ``None`` for no bound.
         asked: what may be joined is what was asked for, so it is joined wherever the budget allows it.
+        final_places: gathers by copy may have leases (``memory.leases``).
     """
 
     strategy: Strategy
     budget: Budget
     budget_bytes: int | None
     asked: bool = False
+    final_places: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,10 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
     1. Each variant, with reductions where they were written and as soon as their input exists, with the largest share of the
        allowance that adds no more than the budget allows, then all shares of the best variant; the one that is best at reference
        prices (next to it: what adds least, then the fewest changes) is the order of all ranks.
-    2. If it does not fit on this rank, smaller shares, then the order as written, then that of least memory. These look at
-       local memory, and :data:`LOCAL` says so.
+    2. That order with leases for its gathers by copy, if it is better at reference prices and adds no more than the budget
+       allows.
+    3. If neither fits on this rank, smaller shares, then the order as written, then that of least memory. These look at local
+       memory, and :data:`LOCAL` says so.
 
     Args:
         found: the program as it came, then what its launches could be joined to.
@@ -93,11 +105,14 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
     written = found[0]
     bench = _Bench(written, terms)
     shared = bench.shared(found)
-    fitting = next(c for c in (shared, *_local(written, shared)) if _fits(c.ordered, terms.budget_bytes))
+    best = bench.leased(shared, price) if terms.final_places else shared
+    fitting = next(c for c in (best, shared, *_local(written, shared)) if _fits(c.ordered, terms))
     problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
-    chosen = choose([replace(fitting.variant, problem=problem)], terms.strategy, terms.budget_bytes)
-    notes = chosen.notes if fitting is shared else (*chosen.notes, LOCAL)
-    return Choice(fitting.variant, _against_written(chosen.schedule, fitting.variant.problem), notes)
+    ordered = replace(fitting.variant, problem=problem)
+    chosen = choose([ordered], terms.strategy, terms.budget_bytes)
+    notes = chosen.notes if fitting is best else (*chosen.notes, LOCAL)
+    schedule = _against_written(chosen.schedule, fitting.variant.problem)
+    return Choice(ordered if fitting.ordered.leases else fitting.variant, schedule, notes)
 
 
 class _Bench:
@@ -105,6 +120,7 @@ class _Bench:
 
     def __init__(self, written: Variant, terms: Terms) -> None:
         self._written, self._strategy, self._asked = written, terms.strategy, terms.asked
+        self._final_places = terms.final_places
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
         self._known: dict[tuple[str, ...], list[float]] = {}
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
@@ -121,6 +137,16 @@ class _Bench:
         ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]
         return self._unmoved(self._best([best, *itertools.chain(*ways)]))
 
+    def leased(self, shared: _Candidate, price: Callable[[Program], CostTable]) -> _Candidate:
+        """The order of all ranks with leases for its gathers by copy, if it is shorter so, or fits only so; else as it is."""
+        found = [] if self._exceeds(self._added_bytes(shared.ordered)) else [shared]
+        for ahead in _LEASED_AHEAD:
+            ordered = leased(shared.ordered, ahead)
+            if ordered.leases:
+                variant = replace(shared.variant, problem=Problem(build_dag(ordered), price(ordered), None))
+                found += self._allowed(variant, iter([ordered]))
+        return self._best(found or [shared], _WORTH_MEMORY)
+
     def _unmoved(self, found: _Candidate) -> _Candidate:
         """The order as written, where launches keep their places in it: how far ahead they stand is not what is agreed on, and
         should not depend on the budget."""
@@ -136,9 +162,17 @@ class _Bench:
 
     def _allowed(self, variant: Variant, orders: Iterator[Program]) -> Iterator[_Candidate]:
         for ordered in filter(None, map(hold_back, orders)):
-            added = added_bytes(self._written.problem.program, ordered)
-            if self._extra_bytes is None or added <= self._extra_bytes:
+            added = self._added_bytes(ordered)
+            if self._exceeds(added) and self._final_places:  # with leases it may hold less
+                added = min(added, self._added_bytes(leased(ordered)))
+            if not self._exceeds(added):
                 yield _Candidate(variant, ordered, added)
+
+    def _added_bytes(self, ordered: Program) -> int:
+        return added_bytes(self._written.problem.program, ordered)
+
+    def _exceeds(self, added: int) -> bool:
+        return self._extra_bytes is not None and added > self._extra_bytes
 
     def _orders(self, variant: Variant, *, as_written: bool) -> Iterator[Program]:
         """FSDP's own policies look at no price and no memory: their order is all ranks' as it is. Else smaller shares."""
@@ -185,7 +219,12 @@ class _Bench:
 
 
 def _launched(candidate: _Candidate) -> tuple[str, ...]:
-    return tuple(op.name for op in candidate.ordered.launches)
+    """Its launches in their order, with their places where these are settled."""
+    leases = candidate.ordered.leases
+    return tuple(
+        f"{op.name} at {leases[op.name].offset_bytes}" if op.name in leases else op.name
+        for op in candidate.ordered.launches
+    )
 
 
 def _as_written(written: Variant) -> _Candidate:
@@ -210,7 +249,10 @@ def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
     yield _Candidate(written, kept_in_flight(_fixed(written, tight)))
 
 
-def _fits(program: Program, budget_bytes: int | None) -> bool:
+def _fits(program: Program, terms: Terms) -> bool:
+    budget_bytes = terms.budget_bytes
+    if program.leases and not leaves_room(program, terms.budget, budget_bytes):
+        return False
     if budget_bytes is None or peak(program).peak_bytes <= budget_bytes:
         return True
     return once(Placement.of_program(program), Room.of).smallest_bytes <= budget_bytes
