@@ -110,7 +110,7 @@ class Compilation:
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         plan = self._across_steps(graph, program, plan)
-        give_places(graph)
+        give_places(graph, plan.program.leases)
         self.plans.append(plan)
         if roll_call.wanted():
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)

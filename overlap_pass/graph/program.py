@@ -254,6 +254,11 @@ class Program:
                 found[op.launch].append(op.name)
         return {name: tuple(waits) for name, waits in found.items()}
 
+    def results(self, launch: OpNode) -> tuple[int, ...]:
+        """Storages of what is waited for of a launch, in the order of its inputs; not those that it needs to send."""
+        waited = {storage for name in self.waits_of[launch.name] for storage in self.op(name).storages}
+        return tuple(storage for storage in launch.storages if storage in waited)
+
     @cached_property
     def launches(self) -> tuple[OpNode, ...]:
         """The collective launches, in the order as written."""

@@ -18,6 +18,7 @@ stand; what leaves the graph has to outlive it.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ def leased(program: Program, ahead: int = 0) -> Program:
     readers = _readers(program)
     offsets: dict[str, int] = {}
     for launches in _channels(program).values():
-        if any(storage in readers for launch in launches for storage in launch.storages):
+        if any(storage in readers for launch in launches for storage in program.results(launch)):
             sizes = [_lease(program, launch, 0, readers).size_bytes for launch in launches]
             places = _first_fit(sizes, _leave(program, launches, readers, ahead))
             offsets.update((launch.name, offset) for launch, offset in zip(launches, places, strict=True))
@@ -67,28 +68,30 @@ def placed(program: Program, offsets: Mapping[str, int]) -> Program:
         for launch in launches if all(launch.name in offsets for launch in launches) else ():
             lease = _lease(program, launch, offsets[launch.name], readers)
             left = [launches[tenant] for tenant in landlord.take(lease.offset_bytes, lease.size_bytes)]
-            behind = dict.fromkeys(name for one in left for s in one.storages for name in readers.get(s, ()))
+            behind = dict.fromkeys(name for one in left for s in program.results(one) for name in readers.get(s, ()))
             leases[launch.name] = replace(lease, behind=tuple(behind))
     if leases.keys() != offsets.keys():
         raise PlanError(f"places are given for {len(offsets)} launches, of which {len(leases)} are all of a communicator")
-    final = {s for name in leases for s in program.op(name).storages if s in readers}
+    final = {s for name in leases for s in program.results(program.op(name)) if s in readers}
     storages = tuple(replace(s, size_bytes=0) if s.id in final else s for s in program.storages)
     return replace(program, storages=storages, leases=leases, launches_fixed=True)
 
 
 def _channels(program: Program) -> dict[Channel, list[OpNode]]:
-    """Gathers by copy in their order, by what they share memory with."""
+    """Gathers by copy in their order, by what they share memory with, where all that they gather is waited for."""
     found: dict[Channel, list[OpNode]] = {}
     for name, collective in by_copy(program):
         if collective.kind is CollectiveKind.ALL_GATHER:
             found.setdefault(channel_of(collective), []).append(program.op(name))
-    return found
+    waited = (all(len(program.results(one)) == len(one.inputs) for one in launches) for launches in found.values())
+    return dict(itertools.compress(found.items(), waited))
 
 
 def _lease(program: Program, launch: OpNode, offset_bytes: int, readers: Mapping[int, Sequence[str]]) -> Lease:
-    final = tuple(storage in readers for storage in launch.storages)
+    results = program.results(launch)
+    final = tuple(storage in readers for storage in results)
     ranks = launch.collective.group_size if launch.collective else 1
-    sizes = [program.storages[storage].size_bytes for storage in launch.storages]
+    sizes = [program.storages[storage].size_bytes for storage in results]
     parts = tuple(size_bytes // ranks for size_bytes in sizes)
     _, size_bytes = laid_out(parts, sum(bit << number for number, bit in enumerate(final)), ranks)
     final_bytes = sum(size for size, lies_there in zip(sizes, final, strict=True) if lies_there)
@@ -102,7 +105,7 @@ def _leave(
     at = [program.index[launch.name] for launch in launches]
     found = []
     for number, launch in enumerate(launches):
-        last = max((program.index[name] for s in launch.storages for name in readers.get(s, ())), default=-1)
+        last = max((program.index[name] for s in program.results(launch) for name in readers.get(s, ())), default=-1)
         found.append(number + GATHERS_AT_ONCE if last < 0 else bisect_left(at, last) + ahead)
     return found
 
@@ -152,7 +155,7 @@ def _candidates(program: Program) -> frozenset[int]:
     found: set[int] = set()
     for name, collective in by_copy(program):
         if collective.kind is CollectiveKind.ALL_GATHER and collective.role is Role.PARAMETER:
-            found.update(program.op(name).storages[:_MOST_FINAL])
+            found.update(program.results(program.op(name))[:_MOST_FINAL])
     return frozenset(found)
 
 

@@ -43,6 +43,10 @@ class Place:
     def numbers(self) -> list[int]:
         return [self.capacity_bytes, self.offset, self.word, self.final, *self.awaited]
 
+    def is_final(self, number: int) -> bool:
+        """Whether a tensor, counted from 0, lies there itself."""
+        return bool(self.final >> number & 1)
+
     def shifted(self, by_bytes: int) -> Place:
         """The part of the place that begins ``by_bytes`` behind its start, for whoever has no need to wait again."""
         return Place(self.capacity_bytes, self.offset + by_bytes, self.word)

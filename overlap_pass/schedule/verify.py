@@ -183,7 +183,7 @@ def _places(program: Program) -> Iterator[_Pair]:
     for number, op in enumerate(leased):
         lease = program.leases[op.name]
         taker = next((one for one in leased[number + 1 :] if _share_bytes(program, op, one)), None)
-        for storage in itertools.compress(op.storages, lease.final):
+        for storage in itertools.compress(program.results(op), lease.final):
             for name in touching.get(storage, ()):
                 if program.op(name).kind is OpKind.OUTPUT:
                     yield name, op.name, "{0} hands out what {1} puts into shared memory"

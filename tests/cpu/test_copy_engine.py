@@ -338,7 +338,7 @@ def test_places_of_gradients_are_not_taken_before_they_are_free(
 
 def test_places_of_gathers_are_not_taken_before_they_are_free(enter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(shards: Any, dtype: torch.dtype, group: str, place: Place) -> Any:
-        return start_gather(shards, dtype, group, Place(place.capacity_bytes, place.offset, place.word))
+        return start_gather(shards, dtype, group, Place(place.capacity_bytes, place.offset, place.word, (), place.final))
 
     start_gather = copy_engine.start_gather
     monkeypatch.setattr(copy_engine, "start_gather", hasty)
