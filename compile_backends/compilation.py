@@ -133,12 +133,20 @@ class Compilation:
         budget = budget_within(self._budget, program, self.plans)
         if self.saved is not None:
             return replay(program, self.hardware, budget, self.saved.of(program))
-        return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
+        # What is gathered across the step's edge goes over the communicator, into memory of its own.
+        final_places = self.config.launches.final_places and not self.ahead
+        launches = replace(self.config.launches, final_places=final_places)
+        return make_plan(program, self.hardware, self.config.strategy, budget, launches=launches)
 
     def _across_steps(self, graph: fx.Graph, written: Program, plan: Plan) -> Plan:
         """The plan with what crosses the edge between steps: gathers that are taken and waits that are put off, in place."""
         if not self.ahead or isinstance(self.config.strategy, AsWritten):
             return plan
+        if plan.program.leases:
+            raise PlanError(
+                f"the saved plan of graph {written.name!r} has places for what a StepEdge gathers in its own way: save it again "
+                "with the StepEdge"
+            )
         if written.phase is Phase.BACKWARD:
             late = put_off(plan.program, plan.schedule.order, plan.after)
             wait_late(graph, () if late is None else late.waits)

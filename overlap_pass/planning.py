@@ -31,8 +31,8 @@ from overlap_pass.schedule.coalescing import Group, apart, coalesce, unjoinable
 from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.late import Late
-from overlap_pass.schedule.leasing import leased_if_shorter
 from overlap_pass.schedule.launches import Launches
+from overlap_pass.schedule.leasing import leased_if_shorter
 from overlap_pass.schedule.pinned import Pinned
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import least_bytes

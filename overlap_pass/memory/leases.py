@@ -71,7 +71,9 @@ def placed(program: Program, offsets: Mapping[str, int]) -> Program:
             behind = dict.fromkeys(name for one in left for s in program.results(one) for name in readers.get(s, ()))
             leases[launch.name] = replace(lease, behind=tuple(behind))
     if leases.keys() != offsets.keys():
-        raise PlanError(f"places are given for {len(offsets)} launches, of which {len(leases)} are all of a communicator")
+        raise PlanError(
+            f"places are given for {len(offsets)} launches, of which {len(leases)} are all of a communicator"
+        )
     final = {s for name in leases for s in program.results(program.op(name)) if s in readers}
     storages = tuple(replace(s, size_bytes=0) if s.id in final else s for s in program.storages)
     return replace(program, storages=storages, leases=leases, launches_fixed=True)
@@ -98,9 +100,7 @@ def _lease(program: Program, launch: OpNode, offset_bytes: int, readers: Mapping
     return Lease(offset_bytes, size_bytes, final, final_bytes)
 
 
-def _leave(
-    program: Program, launches: Sequence[OpNode], readers: Mapping[int, Sequence[str]], ahead: int
-) -> list[int]:
+def _leave(program: Program, launches: Sequence[OpNode], readers: Mapping[int, Sequence[str]], ahead: int) -> list[int]:
     """For each launch the number of the first one that may take its place."""
     at = [program.index[launch.name] for launch in launches]
     found = []

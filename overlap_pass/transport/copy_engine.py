@@ -94,7 +94,9 @@ def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str, 
         else:
             results.append(torch.empty((rows * line.ranks, *others), dtype=dtype, device=shard.device))
             end = min(start, end)
-    cast_to_both(shards, results, line.rank, (staging.typed(dtype), (place.offset + end) // dtype.itemsize), place.final)
+    cast_to_both(
+        shards, results, line.rank, (staging.typed(dtype), (place.offset + end) // dtype.itemsize), place.final
+    )
     line.stream.wait_event(here.record_event())
     line.take(place.word)
     line.tell_ready(place.word)
