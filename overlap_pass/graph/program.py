@@ -204,6 +204,10 @@ class Lease:
     def end_bytes(self) -> int:
         return self.offset_bytes + self.size_bytes
 
+    def meets(self, other: Lease) -> bool:
+        """Whether both places have bytes in common."""
+        return self.offset_bytes < other.end_bytes and other.offset_bytes < self.end_bytes
+
 
 @dataclass(frozen=True)
 class Program:

@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from overlap_pass.errors import PlanError
 from overlap_pass.graph.program import Category, CollectiveKind, Lease, OpKind, OpNode, Program, Role
-from overlap_pass.memory.places import Landlord, laid_out
+from overlap_pass.memory.places import Tenants, laid_out
 from overlap_pass.memory.staging import GATHERS_AT_ONCE, Channel, by_copy, channel_of
 
 __all__ = ["leased", "placed"]
@@ -64,11 +64,12 @@ def placed(program: Program, offsets: Mapping[str, int]) -> Program:
     readers = _readers(program)
     leases: dict[str, Lease] = {}
     for launches in _channels(program).values():
-        landlord = Landlord(0)
+        tenants = Tenants()
         for launch in launches if all(launch.name in offsets for launch in launches) else ():
             lease = _lease(program, launch, offsets[launch.name], readers)
-            left = [launches[tenant] for tenant in landlord.take(lease.offset_bytes, lease.size_bytes)]
-            behind = dict.fromkeys(name for one in left for s in program.results(one) for name in readers.get(s, ()))
+            gone, _ = tenants.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
+            storages = (storage for number in gone for storage in program.results(launches[number]))
+            behind = dict.fromkeys(name for storage in storages for name in readers.get(storage, ()))
             leases[launch.name] = replace(lease, behind=tuple(behind))
     if leases.keys() != offsets.keys():
         raise PlanError(

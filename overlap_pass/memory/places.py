@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "aligned", "laid_out", "tenancies"]
+__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "Tenants", "aligned", "laid_out", "tenancies"]
 
 ALIGNMENT = 256
 """Places start at multiples of this many bytes: what a vectorised kernel and a copy engine like."""
@@ -81,19 +81,41 @@ class Landlord:
 
     def give(self, size_bytes: int) -> tuple[int, list[int]]:
         """First byte of the next place, of ``size_bytes`` and at most the capacity, and what must have left before."""
+        index = self._given
         start = self._head if self._head + size_bytes <= self.capacity_bytes else 0
-        self._head = start + aligned(size_bytes)
-        return start, self.take(start, size_bytes)
-
-    def take(self, start: int, size_bytes: int) -> list[int]:
-        """Give the place at ``start``; what must have left before."""
-        index, end, tenants = self._given, start + aligned(size_bytes), self._tenants
+        self._head = end = start + aligned(size_bytes)
+        tenants = self._tenants
         after = [last for first, past, last in tenants if (first < end and start < past) or last <= index - WORDS]
         if after:
             tenants = deque(tenant for tenant in tenants if tenant[2] not in after)
         tenants.append((start, end, index))
         self._tenants, self._given = tenants, index + 1
-        return after
+        return start, after
+
+
+class Tenants:
+    """Who lies where in memory whose places are settled, while the gathers of one channel come in their order."""
+
+    def __init__(self) -> None:
+        self._there: list[tuple[int, int, int, bool]] = []
+        self._count, self._over = 0, -1
+
+    def take(self, start: int, end: int, final: bool) -> tuple[list[int], int | None]:
+        """The next launch comes: who lay in its bytes, oldest first, and who must be over before (they are so in their order).
+
+        Args:
+            final: its results lie there themselves, so that all has been read when the next one comes. Who has read them has
+                waited for the launch, and it was over then.
+        """
+        gone = [tenant for tenant in self._there if tenant[0] < end and start < tenant[1]]
+        self._there = [tenant for tenant in self._there if tenant not in gone]
+        self._there.append((start, end, self._count, final))
+        self._over = max(self._over, *(number for *_, number, was_read in gone if was_read), -1)
+        awaited = max(self._count - WORDS, *(number for *_, number, was_read in gone if not was_read), -1)
+        needed = awaited if awaited > self._over else None
+        self._over = max(self._over, awaited)
+        self._count += 1
+        return [number for *_, number, _ in gone], needed
 
 
 def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: bool = False) -> tuple[Tenancy, ...]:

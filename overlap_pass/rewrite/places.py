@@ -11,7 +11,7 @@ import torch.fx as fx
 
 from overlap_pass.errors import IllegalSchedule
 from overlap_pass.graph.program import CollectiveKind, Lease
-from overlap_pass.memory.places import WORDS, Landlord, Place, Tenancy, laid_out, tenancies
+from overlap_pass.memory.places import WORDS, Place, Tenancy, Tenants, laid_out, tenancies
 from overlap_pass.memory.staging import at_once
 from overlap_pass.transport import ops
 
@@ -52,39 +52,23 @@ def give_places(graph: fx.Graph, leases: Mapping[str, Lease] | None = None) -> N
 
 def _put_leased(launches: Sequence[_Launch], leases: Mapping[str, Lease]) -> None:
     """Places of gathers of which results lie there themselves; the nodes note whose places they take."""
-    landlord, found = Landlord(max(leases[launch.node.name].end_bytes for launch in launches)), list[_Leased]()
+    capacity_bytes = max(leases[launch.node.name].end_bytes for launch in launches)
+    tenants, final = Tenants(), [_final(launch, leases[launch.node.name]) for launch in launches]
     for number, launch in enumerate(launches):
-        leased = _Leased.of(launch, leases[launch.node.name])
-        after = [found[tenant] for tenant in landlord.take(leased.start, leased.end - leased.start)]
-        # Who has read what lies there has waited for its launch, and a launch is over when the peers have fetched it.
-        gone = [one for one in after if one.final and one.start < leased.end and leased.start < one.end]
-        awaited = tuple(one.word for one in after if one not in gone)
-        found.append(replace(leased, word=number % WORDS))
-        _put(launch.node, Place(landlord.capacity_bytes, leased.start, found[-1].word, awaited, leased.final))
-        launch.node.meta[DISPLACED] = [one.node.name for one in gone]
+        lease = leases[launch.node.name]
+        gone, over = tenants.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
+        awaited = () if over is None else (over % WORDS,)
+        _put(launch.node, Place(capacity_bytes, lease.offset_bytes, number % WORDS, awaited, final[number]))
+        launch.node.meta[DISPLACED] = [launches[tenant].node.name for tenant in gone]
 
 
-@dataclass(frozen=True, slots=True)
-class _Leased:
-    """A gather in its place, of some bytes from ``start`` to ``end``.
-
-    Attributes:
-        final: bit by bit, which results lie there.
-    """
-
-    node: fx.Node
-    start: int
-    end: int
-    final: int
-    word: int = 0
-
-    @classmethod
-    def of(cls, launch: _Launch, lease: Lease) -> _Leased:
-        final = sum(1 << number for number, one in enumerate(lease.final) if one)
-        _, size_bytes = laid_out(launch.sizes, final, launch.node.args[2])
-        if len(lease.final) != len(launch.sizes) or size_bytes != lease.size_bytes:
-            raise IllegalSchedule(f"{launch.node.name} takes {size_bytes} bytes of its place of {lease.size_bytes}")
-        return cls(launch.node, lease.offset_bytes, lease.end_bytes, final)
+def _final(launch: _Launch, lease: Lease) -> int:
+    """Bit by bit, which results lie there."""
+    final = sum(1 << number for number, one in enumerate(lease.final) if one)
+    _, size_bytes = laid_out(launch.sizes, final, launch.node.args[2])
+    if len(lease.final) != len(launch.sizes) or size_bytes != lease.size_bytes:
+        raise IllegalSchedule(f"{launch.node.name} takes {size_bytes} bytes of its place of {lease.size_bytes}")
+    return final
 
 
 @dataclass(frozen=True, slots=True)

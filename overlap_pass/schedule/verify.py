@@ -192,9 +192,8 @@ def _places(program: Program) -> Iterator[_Pair]:
 
 
 def _share_bytes(program: Program, one: OpNode, other: OpNode) -> bool:
-    first, second = program.leases[one.name], program.leases[other.name]
     same = one.collective and other.collective and one.collective.group == other.collective.group
-    return bool(same) and first.offset_bytes < second.end_bytes and second.offset_bytes < first.end_bytes
+    return bool(same) and program.leases[one.name].meets(program.leases[other.name])
 
 
 def _uses(program: Program, op: OpNode) -> set[int]:

@@ -50,12 +50,12 @@ TWO: Mapping[str, Callable[[], Any]] = {
     "eager": partial(eager_against_fsdp2, BF16),
     "recorded": partial(side_by_side, "overlap", 20, COPIES, COPIES | GRAPHS),
     "final places": partial(in_final_places, 20, COPIES | STAGED, COPIES),
-    "final places, recorded": partial(in_final_places, 20, COPIES | STAGED | GRAPHS, COPIES | GRAPHS),
+    "final places, recorded": partial(in_final_places, 20, COPIES | STAGED, COPIES | GRAPHS),
     **{name: partial(across_steps, name, "cuda", 20) for name in EDGES},
 }
 FOUR: Mapping[str, Callable[[], Any]] = {
     "recorded": partial(side_by_side, "overlap", 10, EXCHANGE, EXCHANGE | GRAPHS),
-    "final places, recorded": partial(in_final_places, 10, EXCHANGE | STAGED | GRAPHS, EXCHANGE | GRAPHS),
+    "final places, recorded": partial(in_final_places, 10, EXCHANGE | STAGED, EXCHANGE | GRAPHS),
 }
 
 
