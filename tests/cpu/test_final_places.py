@@ -89,8 +89,7 @@ RUNS: dict[str, Callable[[], Found]] = {
     "eager, priced": partial(against, None, "overlap_eager", OPTIONS | {"launch_order": "priced"}),
     "eager, one launch a parameter": partial(against, None, "overlap_eager", OPTIONS | {"coalesce": "off"}),
     "inductor": partial(against, ("overlap", STAGED), "overlap", OPTIONS),
-    "inductor, one launch a parameter": partial(
-        against, ("overlap", STAGED | {"coalesce": "off"}), "overlap", OPTIONS | {"coalesce": "off"}
+}
     ),
 }
 
