@@ -90,8 +90,6 @@ RUNS: dict[str, Callable[[], Found]] = {
     "eager, one launch a parameter": partial(against, None, "overlap_eager", OPTIONS | {"coalesce": "off"}),
     "inductor": partial(against, ("overlap", STAGED), "overlap", OPTIONS),
 }
-    ),
-}
 
 
 @pytest.fixture(scope="module")
