@@ -23,6 +23,7 @@ from overlap_pass.memory.leases import placed
 from overlap_pass.memory.ledger import Lifetimes, MemoryProfile, compiled_peak, peak, resident_bytes
 from overlap_pass.memory.staging import gathers_bytes
 from overlap_pass.registry import parse
+from overlap_pass.schedule import notes
 from overlap_pass.schedule.ahead import Ahead
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.asked import as_asked, unheeded
@@ -43,16 +44,13 @@ from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant, variants
 from overlap_pass.schedule.verify import violations
-from overlap_pass.simulate.bound import CPU_LANE, Bound, fixed_compute, lower_bound
+from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
 __all__ = ["Plan", "bound_of", "budget_within", "make_plan", "plan_step", "replay"]
 
 _log = logging.getLogger("overlap_pass")
-
-_CPU_BOUND = 0.9
-"""Of the step, that the CPU launches for: from there on a note says so."""
 
 _ALIKE = "all ranks have to launch in one order, and that is made without this rank's prices"
 _ASKED = "launches are joined to the size that coalesce asks for, in the order that launch_order asks for"
@@ -248,8 +246,8 @@ def make_plan(
     if broken:  # what was joined and how it is ordered, against the graph as it came
         safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
         return _dropped(broken[0], safe)
-    notes = unheeded(found, asked, chosen.variant, written.budget_bytes)
-    return written.plan(replace(chosen, notes=(*chosen.notes, *notes)), slower=_ASKED if launches.asked else _ALIKE)
+    kept = unheeded(found, asked, chosen.variant, written.budget_bytes)
+    return written.plan(replace(chosen, notes=(*chosen.notes, *kept)), slower=_ASKED if launches.asked else _ALIKE)
 
 
 def _to_keep(program: Program, strategy: Strategy, launches: Launches | None) -> tuple[Program, Launches]:
@@ -345,7 +343,11 @@ class _Written:
         problem, order = chosen.variant.problem, chosen.schedule.order
         after = simulate(problem.program, problem.costs, order, label="scheduled")
         bound = bound_of(problem, order)
-        about = (*_slower(self, after, slower), *_bound_by_launches(bound, after), *_unpriced(problem.costs))
+        about = (
+            *notes.slower(self.simulation, after, slower),
+            *notes.by_launches(bound, after),
+            *notes.unpriced(problem.costs),
+        )
         return Plan(
             program=problem.program,
             coalesced=chosen.variant.groups,
@@ -384,28 +386,3 @@ def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:
     steps = [at[name] for name in fixed_compute(problem.program)]
     kept = all(first < second for first, second in itertools.pairwise(steps))
     return lower_bound(problem.dag, problem.costs, fixed=None if kept else ())
-
-
-def _slower(written: _Written, after: Simulation, why: str) -> tuple[str, ...]:
-    if after.step_us <= written.simulation.step_us:
-        return ()
-    as_written_us = written.simulation.step_us
-    return (f"predicted at {format_us(after.step_us)}, the order as written at {format_us(as_written_us)}: {why}",)
-
-
-def _bound_by_launches(bound: Bound, after: Simulation) -> tuple[str, ...]:
-    """Where the CPU is busy for nearly all of the step, no order helps; the note says what does."""
-    launching_us = bound.values[CPU_LANE]
-    if launching_us < _CPU_BOUND * after.step_us or not launching_us:
-        return ()
-    return (
-        f"bound by the CPU, which launches for {format_us(launching_us)} of {format_us(after.step_us)}: take "
-        "mode='reduce-overhead' (CUDA graphs), more tokens a step, or transport='nccl', which launches less",
-    )
-
-
-def _unpriced(costs: CostTable) -> tuple[str, ...]:
-    if not costs.unknown:
-        return ()
-    shown = ", ".join(costs.unknown[:5])
-    return (f"{len(costs.unknown)} ops priced by memory traffic alone (no formula): {shown}",)

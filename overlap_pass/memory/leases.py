@@ -68,8 +68,8 @@ def placed(program: Program, offsets: Mapping[str, int]) -> Program:
         for launch in launches if all(launch.name in offsets for launch in launches) else ():
             lease = _lease(program, launch, offsets[launch.name], readers)
             gone, _ = tenants.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
-            storages = (storage for number in gone for storage in program.results(launches[number]))
-            behind = dict.fromkeys(name for storage in storages for name in readers.get(storage, ()))
+            displaced = (storage for number in gone for storage in program.results(launches[number]))
+            behind = dict.fromkeys(name for storage in displaced for name in readers.get(storage, ()))
             leases[launch.name] = replace(lease, behind=tuple(behind))
     if leases.keys() != offsets.keys():
         raise PlanError(

@@ -173,11 +173,11 @@ def _storages(program: Program) -> Iterator[_Pair]:
 
 
 def _places(program: Program) -> Iterator[_Pair]:
-    """All that touches a result in shared memory, and the first launch behind its own that takes bytes of its place."""
+    """All that reads a result in shared memory, and the first launch behind its own that takes bytes of its place."""
     leased = [op for op in program.launches if op.name in program.leases]
     touching: dict[int, list[str]] = {}
     for op in program.ops:
-        if op.kind not in (OpKind.VIEW, OpKind.LAUNCH):
+        if op.kind in (OpKind.COMPUTE, OpKind.OUTPUT):
             for storage in _uses(program, op):
                 touching.setdefault(storage, []).append(op.name)
     for number, op in enumerate(leased):
