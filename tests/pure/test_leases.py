@@ -203,6 +203,12 @@ def test_whoever_comes_has_heard_of_all_whose_bytes_or_word_it_takes(places: lis
             assert (earlier in gone) == (meets and not covered)
 
 
+def test_a_word_is_used_again_when_the_launch_that_had_it_is_over() -> None:
+    tenants = Tenants()
+    awaited = [tenants.take(number, number + 1, final=True) for number in range(WORDS + 3)]
+    assert awaited == [([], None)] * WORDS + [([], 0), ([], 1), ([], 2)]
+
+
 # -- memory
 
 
