@@ -23,6 +23,7 @@ from overlap_pass.fsdp.summary import captured
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.staging import gathers_bytes
 from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.profiling.modes import launching, mode_patches
@@ -40,6 +41,7 @@ from overlap_pass.schedule.ahead import Room, launched_ahead
 from overlap_pass.schedule.late import put_off
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.transport.choice import Carriers
+from overlap_pass.units import format_bytes
 
 __all__ = ["Compilation"]
 
@@ -116,6 +118,9 @@ class Compilation:
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)
         announce(plan)
         _log.info(plan.summary())
+        if plan.program.leases:
+            shared = format_bytes(gathers_bytes(plan.program))
+            _log.info("%s: gathered parameters lie in %s that the ranks share", plan.program.name, shared)
         for across in filter(None, (plan.ahead, plan.late)):
             _log.info("%s: %s", plan.program.name, across.summary())
         for note in plan.notes:

@@ -137,6 +137,7 @@ class Plan:
                 "exposed_us": [self.before.exposed_us, self.after.exposed_us],
                 "peak_bytes": [self.memory_before.peak_bytes, self.memory_after.peak_bytes],
                 "compiled_peak_bytes": self.compiled_peak_bytes,
+                "shared_for_gathers_bytes": gathers_bytes(self.program),
                 "bound_us": self.bound.step_us,
                 "bound_by": self.bound.by,
             },

@@ -55,8 +55,8 @@ _WORTH_MEMORY = 0.001
 """Steps at reference prices that differ by less are equal, and what adds least decides."""
 
 LOCAL = (
-    "the memory budget leaves no room for the order of launches that all ranks share; the one that fits is shared by ranks "
-    "whose graphs have the same sizes"
+    "the memory budget leaves no room for the order of launches that all ranks share, or for its places; the one that fits is "
+    "shared by ranks whose graphs have the same sizes"
 )
 """The note of a plan whose launches were ordered by local memory."""
 
@@ -81,11 +81,16 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Launches joined as in ``variant``, in an order that they keep, and what that adds to the order as written."""
+    """Launches joined as in ``variant``, in an order that they keep, and what that adds to the order as written.
+
+    Attributes:
+        costs: prices of its launches, if these have leases; else those of the variant are, which no order changes.
+    """
 
     variant: Variant
     ordered: Program
     added_bytes: int = 0
+    costs: CostTable | None = None
 
 
 def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Program], CostTable]) -> Choice:
@@ -103,11 +108,11 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
         found: the program as it came, then what its launches could be joined to.
     """
     written = found[0]
-    bench = _Bench(written, terms)
+    bench = _Bench(written, terms, price)
     shared = bench.shared(found)
-    best = bench.leased(shared, price) if terms.final_places else shared
+    best = bench.leased(shared)
     fitting = next(c for c in (best, shared, *_local(written, shared)) if _fits(c.ordered, terms))
-    problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
+    problem = Problem(build_dag(fitting.ordered), fitting.costs or price(fitting.ordered), None)
     ordered = replace(fitting.variant, problem=problem)
     chosen = choose([ordered], terms.strategy, terms.budget_bytes)
     notes = chosen.notes if fitting is best else (*chosen.notes, LOCAL)
@@ -118,9 +123,9 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
 class _Bench:
     """Makes and judges candidates by what no rank sees differently."""
 
-    def __init__(self, written: Variant, terms: Terms) -> None:
+    def __init__(self, written: Variant, terms: Terms, price: Callable[[Program], CostTable]) -> None:
         self._written, self._strategy, self._asked = written, terms.strategy, terms.asked
-        self._final_places = terms.final_places
+        self._ahead, self._price = _LEASED_AHEAD if terms.final_places else (), price
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
         self._known: dict[tuple[str, ...], list[float]] = {}
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
@@ -137,15 +142,22 @@ class _Bench:
         ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]
         return self._unmoved(self._best([best, *itertools.chain(*ways)]))
 
-    def leased(self, shared: _Candidate, price: Callable[[Program], CostTable]) -> _Candidate:
-        """The order of all ranks with leases for its gathers by copy, if it is shorter so, or fits only so; else as it is."""
-        found = [] if self._exceeds(self._added_bytes(shared.ordered)) else [shared]
-        for ahead in _LEASED_AHEAD:
-            ordered = leased(shared.ordered, ahead)
-            if ordered.leases:
-                variant = replace(shared.variant, problem=Problem(build_dag(ordered), price(ordered), None))
-                found += self._allowed(variant, iter([ordered]))
-        return self._best(found or [shared], _WORTH_MEMORY)
+    def leased(self, shared: _Candidate) -> _Candidate:
+        """The order of all ranks with leases for its gathers by copy, if it is shorter so; else as it is."""
+        if shared.ordered.leases:
+            return shared
+        return self._best([shared, *self._with_leases(shared.variant, shared.ordered)], _WORTH_MEMORY)
+
+    def _with_leases(self, variant: Variant, ordered: Program) -> Iterator[_Candidate]:
+        """An order with leases, with room for the most launches ahead first, as far as the budget allows it."""
+        fitting: list[tuple[int, Program]] = []
+        for ahead in self._ahead:
+            program = leased(ordered, ahead)
+            if not program.leases or self._exceeds(added := self._added_bytes(program)):
+                break
+            fitting.append((added, program))
+        for added, program in reversed(fitting):
+            yield _Candidate(variant, program, added, self._price(program))
 
     def _unmoved(self, found: _Candidate) -> _Candidate:
         """The order as written, where launches keep their places in it: how far ahead they stand is not what is agreed on, and
@@ -163,10 +175,10 @@ class _Bench:
     def _allowed(self, variant: Variant, orders: Iterator[Program]) -> Iterator[_Candidate]:
         for ordered in filter(None, map(hold_back, orders)):
             added = self._added_bytes(ordered)
-            if self._exceeds(added) and self._final_places:  # with leases it may hold less
-                added = min(added, self._added_bytes(leased(ordered)))
             if not self._exceeds(added):
                 yield _Candidate(variant, ordered, added)
+            else:  # with leases it may hold less
+                yield from self._with_leases(variant, ordered)
 
     def _added_bytes(self, ordered: Program) -> int:
         return added_bytes(self._written.problem.program, ordered)
@@ -204,7 +216,7 @@ class _Bench:
         """At each kind of step, with all launched as early as the order of launches lets it and waited for when needed."""
         if launches in self._known:
             return self._known[launches]
-        program, costs = candidate.ordered, candidate.variant.problem.costs  # of launches, which no order changes
+        program, costs = candidate.ordered, candidate.costs or candidate.variant.problem.costs
         placement = Placement.of_program(program)
         order = place(placement, launch_at_once(placement))
         steps_us = []
