@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.fx as fx
 
+from compile_backends import compilation
+from compile_backends.compilation import Compilation
+from overlap_pass.config import Config
+from overlap_pass.errors import PlanError
+from overlap_pass.graph.program import Lease, Phase, Program
 from overlap_pass.memory import leases
 from overlap_pass.profiling.plans import recorded_plans
 from overlap_pass.schedule import alike, leasing
 from overlap_pass.transport import collectives
+from overlap_pass.transport.choice import Carriers
 from overlap_pass.transport.final import Final
 from tests.cpu.models import TinyLlamaConfig, sharded_llama
 from tests.cpu.ranks import Outcome, run_cases
@@ -114,3 +122,22 @@ def test_parameters_lie_in_shared_memory(run: str, outcomes: dict[str, Outcome])
 @pytest.mark.parametrize("run", [run for run in RUNS if "one launch" in run])
 def test_they_take_the_places_of_others(run: str, outcomes: dict[str, Outcome]) -> None:
     assert any(displacing > 10 for _, displacing in outcomes[run].values()[0].plans)
+
+
+def compiling(*, ahead: bool) -> Compilation:
+    return Compilation(Config(), SLOW, Carriers(), "", ahead=ahead)
+
+
+def test_where_a_step_edge_gathers_ahead_nothing_lies_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(compilation, "make_plan", lambda *_, launches: asked.append(launches.final_places))
+    for ahead in (False, True):
+        compiling(ahead=ahead)._planned(Program("forward", Phase.FORWARD, (), ()))
+    assert asked == [True, False]
+
+
+def test_a_saved_plan_with_final_places_is_refused_beside_a_step_edge() -> None:
+    program = Program("forward", Phase.FORWARD, (), ())
+    plan: Any = SimpleNamespace(program=replace(program, leases={"gather": Lease(0, 1, (True,), 1)}))
+    with pytest.raises(PlanError, match="save it again with the StepEdge"):
+        compiling(ahead=True)._across_steps(fx.Graph(), program, plan)
