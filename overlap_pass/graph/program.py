@@ -188,12 +188,14 @@ class Lease:
     """The place of a gather by copy in the memory that the ranks share, where some of its results lie themselves.
 
     Attributes:
-        offset_bytes, size_bytes: which bytes of that memory.
+        capacity_bytes: of that memory, the same for all of a communicator.
+        offset_bytes, size_bytes: which bytes of it.
         final: for each of its results, whether it lies there; of the others only what the peers fetch from here does.
         final_bytes: size of those that do, together. Their storages have no bytes of their own.
         behind: ops that read what lay there before: only behind them may anything be put there.
     """
 
+    capacity_bytes: int
     offset_bytes: int
     size_bytes: int
     final: tuple[bool, ...]

@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from overlap_pass.errors import PlanError
-from overlap_pass.graph.program import Category, CollectiveKind, Lease, OpKind, OpNode, Program, Role
+from overlap_pass.graph.program import Category, CollectiveKind, Lease, OpKind, OpNode, Phase, Program, Role
 from overlap_pass.memory.places import Tenants, laid_out
-from overlap_pass.memory.staging import GATHERS_AT_ONCE, Channel, by_copy, channel_of
+from overlap_pass.memory.staging import GATHERS_AT_ONCE, Channel, by_copy, capacities_bytes, channel_of
 
 __all__ = ["leased", "placed"]
 
@@ -49,7 +49,7 @@ def leased(program: Program, ahead: int = 0) -> Program:
     offsets: dict[str, int] = {}
     for launches in _channels(program).values():
         if any(storage in readers for launch in launches for storage in program.results(launch)):
-            sizes = [_lease(program, launch, 0, readers).size_bytes for launch in launches]
+            sizes = [_lease(program, launch, readers).size_bytes for launch in launches]
             places = _first_fit(sizes, _leave(program, launches, readers, ahead))
             offsets.update((launch.name, offset) for launch, offset in zip(launches, places, strict=True))
     return placed(program, offsets) if offsets else program
@@ -64,13 +64,15 @@ def placed(program: Program, offsets: Mapping[str, int]) -> Program:
     readers = _readers(program)
     leases: dict[str, Lease] = {}
     for launches in _channels(program).values():
-        tenants = Tenants()
-        for launch in launches if all(launch.name in offsets for launch in launches) else ():
-            lease = _lease(program, launch, offsets[launch.name], readers)
-            gone, _ = tenants.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
-            displaced = (storage for number in gone for storage in program.results(launches[number]))
-            behind = dict.fromkeys(name for storage in displaced for name in readers.get(storage, ()))
-            leases[launch.name] = replace(lease, behind=tuple(behind))
+        if all(launch.name in offsets for launch in launches):
+            found = [replace(_lease(program, one, readers), offset_bytes=offsets[one.name]) for one in launches]
+            capacity_bytes = _capacity_bytes(program, launches[0], found)
+            tenants = Tenants()
+            for launch, lease in zip(launches, found, strict=True):
+                gone, _ = tenants.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
+                displaced = (storage for number in gone for storage in program.results(launches[number]))
+                behind = dict.fromkeys(name for storage in displaced for name in readers.get(storage, ()))
+                leases[launch.name] = replace(lease, capacity_bytes=capacity_bytes, behind=tuple(behind))
     if leases.keys() != offsets.keys():
         raise PlanError(
             f"places are given for {len(offsets)} launches, of which {len(leases)} are all of a communicator"
@@ -90,7 +92,17 @@ def _channels(program: Program) -> dict[Channel, list[OpNode]]:
     return dict(itertools.compress(found.items(), waited))
 
 
-def _lease(program: Program, launch: OpNode, offset_bytes: int, readers: Mapping[int, Sequence[str]]) -> Lease:
+def _capacity_bytes(program: Program, launch: OpNode, found: Sequence[Lease]) -> int:
+    """Up to the end of the last place. A forward shares no less than if it staged all: so its backward, which may, needs no
+    memory beside it."""
+    end_bytes = max(lease.end_bytes for lease in found)
+    if program.phase is not Phase.FORWARD or launch.collective is None:
+        return end_bytes
+    return max(end_bytes, capacities_bytes(replace(program, leases={}))[channel_of(launch.collective)])
+
+
+def _lease(program: Program, launch: OpNode, readers: Mapping[int, Sequence[str]]) -> Lease:
+    """Its size; where it begins is not said yet."""
     results = program.results(launch)
     final = tuple(storage in readers for storage in results)
     ranks = launch.collective.group_size if launch.collective else 1
@@ -98,7 +110,7 @@ def _lease(program: Program, launch: OpNode, offset_bytes: int, readers: Mapping
     parts = tuple(size_bytes // ranks for size_bytes in sizes)
     _, size_bytes = laid_out(parts, sum(bit << number for number, bit in enumerate(final)), ranks)
     final_bytes = sum(size for size, lies_there in zip(sizes, final, strict=True) if lies_there)
-    return Lease(offset_bytes, size_bytes, final, final_bytes)
+    return Lease(0, 0, size_bytes, final, final_bytes)
 
 
 def _leave(program: Program, launches: Sequence[OpNode], readers: Mapping[int, Sequence[str]], ahead: int) -> list[int]:

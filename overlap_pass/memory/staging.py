@@ -96,12 +96,11 @@ def _largest_sums_bytes(program: Program) -> dict[Channel, int]:
 
 
 def _leased_bytes(program: Program) -> dict[Channel, int]:
-    """Of channels whose launches have leases: up to the end of the last place."""
+    """Of channels whose launches have leases."""
     found: dict[Channel, int] = {}
     for name, lease in program.leases.items():
         if (collective := program.op(name).collective) is not None:
-            channel = channel_of(collective)
-            found[channel] = max(found.get(channel, 0), lease.end_bytes)
+            found[channel_of(collective)] = lease.capacity_bytes
     return found
 
 

@@ -52,13 +52,12 @@ def give_places(graph: fx.Graph, leases: Mapping[str, Lease] | None = None) -> N
 
 def _put_leased(launches: Sequence[_Launch], leases: Mapping[str, Lease]) -> None:
     """Places of gathers of which results lie there themselves; the nodes note whose places they take."""
-    capacity_bytes = max(leases[launch.node.name].end_bytes for launch in launches)
     tenants, final = Tenants(), [_final(launch, leases[launch.node.name]) for launch in launches]
     for number, launch in enumerate(launches):
         lease = leases[launch.node.name]
         gone, over = tenants.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
         awaited = () if over is None else (over % WORDS,)
-        _put(launch.node, Place(capacity_bytes, lease.offset_bytes, number % WORDS, awaited, final[number]))
+        _put(launch.node, Place(lease.capacity_bytes, lease.offset_bytes, number % WORDS, awaited, final[number]))
         launch.node.meta[DISPLACED] = [launches[tenant].node.name for tenant in gone]
 
 

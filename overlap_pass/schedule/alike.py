@@ -126,6 +126,7 @@ class _Bench:
     def __init__(self, written: Variant, terms: Terms, price: Callable[[Program], CostTable]) -> None:
         self._written, self._strategy, self._asked = written, terms.strategy, terms.asked
         self._ahead, self._price = _LEASED_AHEAD if terms.final_places else (), price
+        self._budget = terms.budget
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
         self._known: dict[tuple[str, ...], list[float]] = {}
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
@@ -154,6 +155,8 @@ class _Bench:
         for ahead in self._ahead:
             program = leased(ordered, ahead)
             if not program.leases or self._exceeds(added := self._added_bytes(program)):
+                break
+            if self._extra_bytes is not None and not leaves_room(program, self._budget, self._extra_bytes):
                 break
             fitting.append((added, program))
         for added, program in reversed(fitting):

@@ -25,16 +25,27 @@ _WORTH = 0.001
 def leaves_room(program: Program, budget: Budget, budget_bytes: int | None) -> bool:
     """Whether the backward behind a forward with leases can be expected to fit beside what that goes on sharing.
 
-    What a backward needs is not known yet. A budget that says what it adds to the order as written has that much; within
-    another, a backward may hold what the forward does and the gradients, which are as large as the shards.
+    What a backward needs is not known yet. A budget that says what it adds to the order as written adds that to one which gathers
+    again what lies there; within another, a backward may hold what the forward does and the gradients, which are as large as
+    the shards.
     """
     more_bytes = gathers_bytes(program) - gathers_bytes(program, leases=False)
     if budget_bytes is None or more_bytes <= 0 or program.phase is not Phase.FORWARD:
         return True
-    if (extra_bytes := budget.extra_over_written(program)) is not None:
+    if (extra_bytes := budget.extra_over_written(_gathered_again(program))) is not None:
         return more_bytes <= extra_bytes
     gradients_bytes = sum(storage.size_bytes for storage in program.storages if storage.held)
     return peak(program).peak_bytes + gradients_bytes <= budget_bytes
+
+
+def _gathered_again(program: Program) -> Program:
+    """Of the gathers of a forward those that its backward needs again: products with weights ask for them in both."""
+    found = (
+        replace(op, collective=replace(op.collective, payload_bytes=program.leases[op.name].final_bytes))
+        for op in program.launches
+        if op.collective is not None and op.name in program.leases
+    )
+    return replace(program, ops=tuple(found))
 
 
 def leased_if_shorter(

@@ -138,6 +138,6 @@ def test_where_a_step_edge_gathers_ahead_nothing_lies_there(monkeypatch: pytest.
 
 def test_a_saved_plan_with_final_places_is_refused_beside_a_step_edge() -> None:
     program = Program("forward", Phase.FORWARD, (), ())
-    plan: Any = SimpleNamespace(program=replace(program, leases={"gather": Lease(0, 1, (True,), 1)}))
+    plan: Any = SimpleNamespace(program=replace(program, leases={"gather": Lease(1, 0, 1, (True,), 1)}))
     with pytest.raises(PlanError, match="save it again with the StepEdge"):
         compiling(ahead=True)._across_steps(fx.Graph(), program, plan)

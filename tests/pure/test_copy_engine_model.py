@@ -70,7 +70,7 @@ def test_the_cast_into_two_places_and_the_words_before_it_are_compute() -> None:
 
 def test_a_cast_into_shared_memory_writes_once() -> None:
     program = gathering(by_copy=True)
-    program = replace(program, leases={"launch": Lease(0, 400 * MB, (True,), 400 * MB)})
+    program = replace(program, leases={"launch": Lease(400 * MB, 0, 400 * MB, (True,), 400 * MB)})
     assert H200.copy_engine is not None
     # 400 MB of float32 read, 200 MB of bfloat16 written once.
     cast_us = H200.compute.kernel_us + H200.traffic_us(600 * MB)
@@ -217,7 +217,7 @@ def test_a_cast_waits_for_who_is_in_its_settled_place_and_for_no_other() -> None
     """Staged parts of five launches: the fourth comes to the second's place, and the fifth to one that nobody had."""
     starts = (0, 200, 400, 200, 600)
     program = _burst(CollectiveKind.ALL_GATHER, 5)
-    leases = {f"launch {n}": Lease(start * MB, 200 * MB, (False,), 0) for n, start in enumerate(starts)}
+    leases = {f"launch {n}": Lease(800 * MB, start * MB, 200 * MB, (False,), 0) for n, start in enumerate(starts)}
     spans = _spans(replace(program, leases=leases), "launch")
     # Copies end at 110, 210, 310, …
     assert [spans["compute", f"launch {number}"][0] for number in range(5)] == [0, 10, 20, 210, 220]

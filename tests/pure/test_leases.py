@@ -17,13 +17,14 @@ from overlap_pass.cost.model import price
 from overlap_pass.errors import IllegalSchedule, PlanError
 from overlap_pass.graph.dag import EdgeKind, build_dag
 from overlap_pass.graph.program import Category, CollectiveKind, OpKind, OpNode, Program
+from overlap_pass.graph.program import Phase as Stage
 from overlap_pass.memory import leases
 from overlap_pass.memory.budget import Beside, Budget
 from overlap_pass.memory.leases import leased, placed
 from overlap_pass.memory.ledger import peak
 from overlap_pass.memory.places import ALIGNMENT, WORDS, Tenants
 from overlap_pass.memory.staging import GATHERS_AT_ONCE, gathers_bytes, staging_bytes
-from overlap_pass.planning import Plan, budget_within, make_plan, replay
+from overlap_pass.planning import Plan, budget_within, make_plan, plan_step, replay
 from overlap_pass.registry import parse
 from overlap_pass.saved_plans import pinned
 from overlap_pass.schedule import alike, leasing
@@ -288,7 +289,7 @@ def test_a_backward_counts_what_its_forward_shares() -> None:
     forward = planned(layers(8, 64 * MIB))
     shared = gathers_bytes(forward.program)
     assert shared > gathers_bytes(forward.program, leases=False)
-    backward = replace(layers(4, 8 * MIB), name="backward", phase=forward.program.phase.__class__.BACKWARD)
+    backward = replace(layers(4, 8 * MIB), name="backward", phase=Stage.BACKWARD)
     within = budget_within(UNLIMITED, backward, [forward])
     plan = planned(backward, budget=within)
     assert plan.memory_after.base_bytes >= shared
@@ -334,3 +335,43 @@ def test_a_program_with_leases_is_read_back_as_it_was_written(program: Program) 
     found = leased(agreed(program))
     assert Program.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert placed(agreed(program), {name: lease.offset_bytes for name, lease in found.leases.items()}) == found
+
+
+# -- steps
+
+
+def step(sizes_mib: list[int], again: list[bool]) -> tuple[Program, Program]:
+    """A forward that multiplies by all weights, and a backward that gathers some of them again."""
+    forward, backward = Builder("forward"), Builder("backward", Stage.BACKWARD)
+    hidden, gradient = forward.input("x", MIB), backward.input("tangents_1", MIB)
+    for number, size in enumerate(sizes_mib):
+        shard = forward.input(f"primals_{number}", size * MIB, held=True)
+        weight = forward.wait(f"w{number}", forward.all_gather(f"ag{number}", shard, size * MIB, unit=f"u{number}"))
+        hidden = forward.compute(f"mm{number}", hidden, weight, size_bytes=MIB, flops=10**11)
+    for number, size in reversed([*enumerate(sizes_mib)]):
+        if again[number]:
+            shard = backward.input(f"primals_{number}", size * MIB, held=True)
+            gather = backward.all_gather(f"ag{number}", shard, size * MIB, unit=f"u{number}")
+            weight = backward.wait(f"w{number}", gather)
+            gradient = backward.compute(f"dx{number}", gradient, weight, size_bytes=MIB, flops=10**11)
+    return by_copy(forward.output(hidden)), by_copy(backward.output(gradient))
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=2, max_size=7),
+    st.sampled_from(("fsdp2", "+0B", "+5MiB", "fsdp2+4MiB")),
+    st.sampled_from(("agreed", "priced")),
+)
+@settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
+def test_a_forward_takes_nothing_that_its_backward_cannot_do_without(sizes: list[int], budget: str, order: str) -> None:
+    programs = step(sizes, [True] * len(sizes))
+    plans = plan_step(programs, H200, parse("fill_gaps"), Budget.parse(budget), launches=Launches(order=order))
+    for plan in plans:
+        assert plan.budget_bytes is not None
+        assert plan.memory_after.peak_bytes <= plan.budget_bytes
+    # The bound of a backward does not rise with what its forward shares.
+    staged = plan_step(
+        programs, H200, parse("fill_gaps"), Budget.parse(budget), launches=Launches(order=order, final_places=False)
+    )
+    if plans[0].coalesced == staged[0].coalesced:
+        assert plans[1].budget_bytes == staged[1].budget_bytes
