@@ -30,7 +30,7 @@ from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.early import launch_at_once
 from overlap_pass.schedule.explain import told_again
 from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
-from overlap_pass.schedule.leasing import leaves_room
+from overlap_pass.schedule.leasing import leaves_room, pays
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
@@ -151,16 +151,22 @@ class _Bench:
 
     def _with_leases(self, variant: Variant, ordered: Program) -> Iterator[_Candidate]:
         """An order with leases, with room for the most launches ahead first, as far as the budget allows it."""
-        fitting: list[tuple[int, Program]] = []
+        fitting: list[_Candidate] = []
         for ahead in self._ahead:
             program = leased(ordered, ahead)
-            if not program.leases or self._exceeds(added := self._added_bytes(program)):
+            if not program.leases or not self._may_have(program):
                 break
-            if self._extra_bytes is not None and not leaves_room(program, self._budget, self._extra_bytes):
+            costs = fitting[0].costs if fitting else self._price(program)  # which no place changes
+            if costs is None or not pays(program, costs, variant.problem.costs):
                 break
-            fitting.append((added, program))
-        for added, program in reversed(fitting):
-            yield _Candidate(variant, program, added, self._price(program))
+            fitting.append(_Candidate(variant, program, self._added_bytes(program), costs))
+        yield from reversed(fitting)
+
+    def _may_have(self, program: Program) -> bool:
+        """Whether the budget, as far as it says what it adds, allows leases here and with the backward to come."""
+        if self._extra_bytes is None:
+            return True
+        return not self._exceeds(self._added_bytes(program)) and leaves_room(program, self._budget, self._extra_bytes)
 
     def _unmoved(self, found: _Candidate) -> _Candidate:
         """The order as written, where launches keep their places in it: how far ahead they stand is not what is agreed on, and

@@ -16,10 +16,27 @@ from overlap_pass.schedule.choice import Choice
 from overlap_pass.schedule.types import Problem
 from overlap_pass.simulate.engine import simulate
 
-__all__ = ["leased_if_shorter", "leaves_room"]
+__all__ = ["leased_if_shorter", "leaves_room", "pays"]
 
 _WORTH = 0.001
 """Of the step: what saves less is not worth its memory."""
+
+
+_PAYS = 0.05
+"""Of the time that copies take: what casts save is that much where two ranks share a parameter (each writes half of it once and not
+twice), and next to nothing where eight do. Copies that nothing hides cost more than that when leases hold back launches, or take
+memory that others could be launched in."""
+
+
+def pays(program: Program, costs: CostTable, before: CostTable) -> bool:
+    """Whether casts get shorter by enough, compared with the time of the copies behind them; the same on every rank.
+
+    Args:
+        program: with leases, and ``costs`` its prices.
+        before: prices of its launches without.
+    """
+    saved_us = sum(before.kernel_us[name] - costs.kernel_us[name] for name in program.leases)
+    return saved_us >= _PAYS * sum(costs.duration_us[name] for name in program.leases)
 
 
 def leaves_room(program: Program, budget: Budget, budget_bytes: int | None) -> bool:
@@ -63,6 +80,8 @@ def leased_if_shorter(
     if budget_bytes is not None and peak(program).peak_bytes > budget_bytes:
         return chosen
     costs = price(program)
+    if not pays(program, costs, problem.costs):
+        return chosen
     before_us = simulate(problem.program, problem.costs, order).step_us
     if simulate(program, costs).step_us >= (1 - _WORTH) * before_us:
         return chosen

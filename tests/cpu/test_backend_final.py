@@ -19,7 +19,7 @@ from compile_backends import lowerings
 from overlap_pass.graph.program import Phase
 from overlap_pass.memory import leases
 from overlap_pass.memory.places import Place
-from overlap_pass.schedule import alike
+from overlap_pass.schedule import alike, leasing
 from tests.cpu.ranks import fake_ranks
 from tests.cpu.test_backend_order import BF16, Compiled, code_tokens, compiled, llama, planned_tokens
 
@@ -35,8 +35,12 @@ MULTIPLIED = re.compile(r"extern_kernels\.\w+\((.*), out=\w+\)$")
 
 def generated(coalesce: str | int) -> Compiled:
     options = {"transport": "copy_engine", "reduction": "exchange", "coalesce": coalesce}
-    small = mock.patch.object(leases, "_LEAST_BYTES", 1), mock.patch.object(alike, "_WORTH_MEMORY", 0.0)
-    with fake_ranks(2), small[0], small[1]:
+    with (
+        fake_ranks(2),
+        mock.patch.object(leases, "_LEAST_BYTES", 1),
+        mock.patch.object(alike, "_WORTH_MEMORY", 0.0),
+        mock.patch.object(leasing, "_PAYS", 0.0),
+    ):
         return compiled(llama(3, mp_policy=BF16), **options)
 
 

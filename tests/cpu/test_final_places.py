@@ -86,6 +86,7 @@ def everything_final() -> Iterator[None]:
             (leases, "_LEAST_BYTES", 1),
             (alike, "_WORTH_MEMORY", 0.0),
             (leasing, "_WORTH", 0.0),
+            (leasing, "_PAYS", 0.0),
             (collectives, "_imagined", imagined),
         ):
             stack.enter_context(mock.patch.object(where, name, value))

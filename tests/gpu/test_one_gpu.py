@@ -15,7 +15,7 @@ import pytest
 
 from overlap_pass.memory import leases
 from overlap_pass.profiling.plans import recorded_plans
-from overlap_pass.schedule import alike
+from overlap_pass.schedule import alike, leasing
 from tests.cpu.ranks import Outcome, run_cases
 from tests.gpu.across_steps import side_by_side as across_steps
 from tests.gpu.test_two_gpus import BF16, COPIES, GRAPHS, eager_against_fsdp2, side_by_side
@@ -32,6 +32,7 @@ def in_final_places(steps: int, *both: dict[str, str]) -> list[str]:
     with (
         mock.patch.object(leases, "_LEAST_BYTES", 1),
         mock.patch.object(alike, "_WORTH_MEMORY", 0.0),
+        mock.patch.object(leasing, "_PAYS", 0.0),
         inductor_config.patch(fx_graph_cache=False),
         functorch_config.patch(enable_autograd_cache=False),
         recorded_plans() as plans,

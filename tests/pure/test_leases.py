@@ -49,6 +49,7 @@ def of_any_size() -> Iterator[None]:
         patch.setattr(leases, "_LEAST_BYTES", 1)
         patch.setattr(alike, "_WORTH_MEMORY", 0.0)
         patch.setattr(leasing, "_WORTH", 0.0)
+        patch.setattr(leasing, "_PAYS", 0.0)
         yield
 
 
@@ -278,6 +279,21 @@ def test_casts_write_less_and_the_step_is_shorter(order: str) -> None:
     casts_us = [sum(price(plan.program, H200).kernel_us.values()) for plan in (final, staged)]
     assert casts_us[1] - casts_us[0] == pytest.approx(8 * H200.traffic_us(32 * MIB))
     assert final.after.step_us < staged.after.step_us
+
+
+@pytest.mark.parametrize("order", ["agreed", "priced"])
+@pytest.mark.parametrize(("ranks", "worth"), [(2, True), (8, False)])
+def test_eight_ranks_would_save_too_little(
+    ranks: int, worth: bool, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 MiB, two ranks write 32 once and not twice and fetch as much; eight write 8 so, and fetch 56."""
+    monkeypatch.setattr(leasing, "_PAYS", 0.05)
+    program = layers(8, 64 * MIB)
+    ops = tuple(
+        op if op.collective is None else replace(op, collective=replace(op.collective, group_size=ranks))
+        for op in program.ops
+    )
+    assert bool(planned(replace(program, ops=ops, groups={"g0": ranks}), order=order).program.leases) is worth
 
 
 def test_as_written_puts_nothing_there() -> None:
