@@ -1,0 +1,68 @@
+"""One plan of ours and the CPU seconds that it took, from a graph of which nothing is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from overlap_pass.cost.model import CostTable
+from overlap_pass.graph.program import Program
+from overlap_pass.memory.budget import Fsdp2
+from overlap_pass.memory.ledger import peak
+from overlap_pass.schedule.alike import Terms, choose_alike
+from overlap_pass.schedule.choice import Choice, choose
+from overlap_pass.schedule.collection import collection_put_off
+from overlap_pass.schedule.types import Problem, Strategy
+from overlap_pass.schedule.variants import variants
+
+__all__ = ["Planned", "agreed", "priced"]
+
+Prices = Callable[[Program], CostTable]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An order and the problem that it solves.
+
+    Attributes:
+        planning_s: CPU seconds from the graph to the order.
+    """
+
+    problem: Problem
+    order: tuple[str, ...]
+    planning_s: float
+
+
+def priced(
+    read: Callable[[], Program], price: Prices, strategy: Strategy, budget_bytes: int, *, joined: bool
+) -> Planned:
+    """The order for this rank's prices and memory, as with ``launch_order="priced"``.
+
+    Args:
+        read: gives the graph, with nothing kept of another plan.
+        joined: whether launches may become one.
+    """
+
+    def plan() -> Choice:
+        return choose(variants(read(), price, None if joined else 0), strategy, budget_bytes)
+
+    return _timed(plan)
+
+
+def agreed(read: Callable[[], Program], price: Prices, strategy: Strategy) -> Planned:
+    """The order that launches alike on all ranks, within ``fsdp2``'s memory: the backend's default."""
+
+    def plan() -> Choice:
+        program, budget = read(), Fsdp2()
+        budget_bytes = budget.resolve(program, peak(program).peak_bytes)
+        return choose_alike(variants(program, price), Terms(strategy, budget, budget_bytes), price)
+
+    return _timed(plan)
+
+
+def _timed(plan: Callable[[], Choice]) -> Planned:
+    began_s = time.process_time()
+    with collection_put_off():  # as make_plan does
+        chosen = plan()
+    return Planned(chosen.variant.problem, chosen.schedule.order, time.process_time() - began_s)
