@@ -27,11 +27,13 @@ class Planned:
 
     Attributes:
         planning_s: CPU seconds from the graph to the order.
+        reading_s: those of them that went into reading the graph.
     """
 
     problem: Problem
     order: tuple[str, ...]
     planning_s: float
+    reading_s: float
 
 
 def priced(
@@ -43,26 +45,25 @@ def priced(
         read: gives the graph, with nothing kept of another plan.
         joined: whether launches may become one.
     """
-
-    def plan() -> Choice:
-        return choose(variants(read(), price, None if joined else 0), strategy, budget_bytes)
-
-    return _timed(plan)
+    return _timed(read, lambda program: choose(variants(program, price, None if joined else 0), strategy, budget_bytes))
 
 
 def agreed(read: Callable[[], Program], price: Prices, strategy: Strategy) -> Planned:
     """The order that launches alike on all ranks, within ``fsdp2``'s memory: the backend's default."""
 
-    def plan() -> Choice:
-        program, budget = read(), Fsdp2()
+    def plan(program: Program) -> Choice:
+        budget = Fsdp2()
         budget_bytes = budget.resolve(program, peak(program).peak_bytes)
         return choose_alike(variants(program, price), Terms(strategy, budget, budget_bytes), price)
 
-    return _timed(plan)
+    return _timed(read, plan)
 
 
-def _timed(plan: Callable[[], Choice]) -> Planned:
+def _timed(read: Callable[[], Program], plan: Callable[[Program], Choice]) -> Planned:
     began_s = time.process_time()
     with collection_put_off():  # as make_plan does
-        chosen = plan()
-    return Planned(chosen.variant.problem, chosen.schedule.order, time.process_time() - began_s)
+        program = read()
+        read_s = time.process_time()
+        chosen = plan(program)
+    planned_s = time.process_time()
+    return Planned(chosen.variant.problem, chosen.schedule.order, planned_s - began_s, read_s - began_s)

@@ -8,11 +8,12 @@ Each order is simulated twice: by the rules of a CUDA device (*step*: a collecti
 it, and slows compute down), and by those that torch's pass believes in (*plain*: it starts as soon as its input exists, and slows
 nobody down).
 
-Rows: *torch* is its order alone, launches as they are; ``no memory`` is without its allowance above the order as written, and *told*
-has its multiplier of compute set to what contention leaves of it. *torch, NAME* is with buckets, whose copies are priced as any
-other op; ours with joined launches has the memory of the best of these. ``ours`` are plans for this rank's prices, as torch's
-orders are (no two ranks have to launch alike, which its pass gets by a collective while it compiles, ours by ``agreed``: the last
-row, which is our default in memory, too).
+Rows. *torch, no memory* and *allowance*: its order, launches as they are, without and with what it may add to the memory of the
+order as written; *told*: compute hides only as much as contention leaves of it, by the pass's multiplier. The others are with
+buckets, whose copies are priced as any other op. *ours* has the memory of the torch row before it, which is the fastest of its settings
+and timed several times; *for plain* is planned for the plain prices, without contention. Both sides plan for this rank's
+prices, so ranks need not launch alike, which torch's pass gets by a collective while it compiles and ours by agreement beforehand: the
+last row, our default (in memory, too).
 """
 
 from __future__ import annotations
@@ -32,20 +33,32 @@ import torch
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.cost.model import Contention, CostTable
 from overlap_pass.graph.dag import build_dag
+from overlap_pass.graph.program import Program
 from overlap_pass.memory.ledger import peak
-from overlap_pass.planning import bound_of
 from overlap_pass.registry import parse
 from overlap_pass.schedule.types import Problem, Strategy
 from overlap_pass.schedule.verify import violations
+from overlap_pass.simulate.bound import lower_bound
 from overlap_pass.simulate.engine import simulate
 from tests.bench import ours
-from tests.bench.columns import line, ms, seconds
+from tests.bench.columns import line, ms
 from tests.bench.torch_pass import ORDER_ONLY, torch_pass
 from tests.bench.traced import MODELS, PHASES, Traced, traced
 
 SCHEMA = "overlap-pass/peer-live/1"
-_HEADINGS = ("graph", "order", "launches", "step ms", "plain ms", "exposed ms", "peak / written", "gap %", "planning s")
-_WIDTHS = (20, 28, 9, 9, 9, 11, 15, 7, 11)
+_HEADINGS = (
+    "graph",
+    "order",
+    "launches",
+    "step ms",
+    "plain ms",
+    "exposed ms",
+    "peak / written",
+    "gap %",
+    "planning s",
+    "reading",
+)
+_WIDTHS = (17, 36, 9, 9, 9, 11, 15, 7, 11, 8)
 _NO_MEMORY: Mapping[str, Any] = {"max_memory_increase_gb": 0.0, "max_memory_increase_ratio": 0.0}
 _BUCKETS: Mapping[str, Mapping[str, Any]] = {
     "pre-buckets": {},
@@ -62,8 +75,9 @@ class Row:
     Attributes:
         step_us: on a CUDA device with the hardware file's contention.
         plain_us: without contention, collectives free to start as soon as their input exists.
-        gap_percent: of ``step_us`` above the proven bound for these launches.
-        planning_s: CPU seconds, the median; ``None`` where nothing was planned.
+        gap_percent: of ``step_us`` above what no order of these launches and of compute goes below.
+        planning_s: CPU seconds, the median where there are several runs; ``None`` where nothing was planned.
+        reading_s: of those, for reading the FX graph, which the pass works on as it is.
         problem: what the pass failed with; then there are no figures.
     """
 
@@ -77,19 +91,20 @@ class Row:
     peak_ratio: float = 0.0
     gap_percent: float = 0.0
     planning_s: float | None = None
+    reading_s: float | None = None
     problem: str = ""
 
     def cells(self) -> tuple[str, ...]:
         if self.problem:
             return (self.graph, f"{self.order}: {self.problem}", *[""] * (len(_HEADINGS) - 2))
-        planning = "" if self.planning_s is None else seconds(self.planning_s)
+        times = ("" if time_s is None else f"{time_s:.2f}" for time_s in (self.planning_s, self.reading_s))
         return (
             self.graph, self.order, str(self.launches), ms(self.step_us), ms(self.plain_us), ms(self.exposed_us),
-            f"{self.peak_ratio:.4f}", f"{self.gap_percent:.1f}", planning,
+            f"{self.peak_ratio:.4f}", f"{self.gap_percent:.1f}", *times,
         )  # fmt: skip
 
 
-class _Bench:
+class Bench:
     """The rows of one graph."""
 
     def __init__(self, graph: Traced, strategy: Strategy, runs: int) -> None:
@@ -99,57 +114,58 @@ class _Bench:
 
     def rows(self) -> Iterator[Row]:
         """In the order of the table: as written, orders at equal launches, launches of each side's own, our default."""
-        yield self._row("as written", self._written, self._graph.program.order, None)
-        yield from self._at_equal_launches()
-        yield from self._at_own_launches()
-        yield self._agreed()
-
-    def _at_equal_launches(self) -> Iterator[Row]:
+        yield self._row("as written", self._written, self._graph.program.order)
         told = {"compute_overlap_multipler": _left_by_contention(self._graph.hardware.contention)}
-        for label, options in (("no memory", _NO_MEMORY), ("allowance", {}), ("told of contention", told)):
-            theirs, mine = self._side_by_side(f"torch, {label}", {**ORDER_ONLY, **options}, joined=False)
-            yield theirs
-            if mine is not None:
-                yield mine
+        yield from self._against({"no memory": {**ORDER_ONLY, **_NO_MEMORY}}, joined=False)
+        yield from self._against({"allowance": ORDER_ONLY, "told": {**ORDER_ONLY, **told}}, joined=False)
+        yield from self._against({**_BUCKETS, "both buckets, told": {**_BUCKETS["both buckets"], **told}}, joined=True)
+        yield self._planned("ours, agreed (default)", ours.agreed(self._graph.read, self._graph.price, self._strategy))
 
-    def _at_own_launches(self) -> Iterator[Row]:
-        tried = {label: self._torch(f"torch, {label}", options) for label, options in _BUCKETS.items()}
-        yield from tried.values()
-        best = min((label for label, row in tried.items() if not row.problem), key=lambda label: tried[label].step_us)
-        _, mine = self._side_by_side(f"torch, {best}", _BUCKETS[best], joined=True)
-        if mine is not None:
-            yield mine
-
-    def _side_by_side(self, label: str, options: Mapping[str, Any], *, joined: bool) -> tuple[Row, Row | None]:
-        """torch's order and ours within its memory, in runs that alternate."""
-        theirs, mine = [], []
-        for _ in range(self._runs):
-            theirs.append(self._torch(label, options))
-            if theirs[-1].problem:
-                return theirs[-1], None
-            mine.append(self._ours(max(theirs[-1].peak_bytes, self._written_bytes), joined=joined))
-        return _median(theirs), _median(mine)
+    def _against(self, settings: Mapping[str, Mapping[str, Any]], *, joined: bool) -> Iterator[Row]:
+        """torch's orders, of which the one with the shortest step is told last, and ours within its memory."""
+        tried = {label: self._torch(label, options) for label, options in settings.items()}
+        done = {label: row for label, row in tried.items() if not row.problem}
+        best = min(done, key=lambda label: done[label].step_us, default="")
+        yield from (row for label, row in tried.items() if label != best)
+        if not best:
+            return
+        budget_bytes = max(done[best].peak_bytes, self._written_bytes)
+        theirs, mine = [done[best]], [self._ours(budget_bytes, joined=joined)]
+        for _ in range(self._runs - 1):
+            theirs.append(self._torch(best, settings[best]))
+            mine.append(self._ours(budget_bytes, joined=joined))
+        yield _median(theirs)
+        yield _median(mine)
+        yield self._ours(budget_bytes, joined=joined, plain=True)
 
     def _torch(self, label: str, options: Mapping[str, Any]) -> Row:
         try:
             passed = torch_pass(self._graph, options)
         except RuntimeError as error:
-            return Row(self._graph.name, label, problem=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            return Row(
+                self._graph.name, f"torch, {label}", problem=f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            )
         problem = Problem(build_dag(passed.program), passed.costs, None)
-        return self._row(label, problem, passed.order, passed.planning_s)
+        return replace(self._row(f"torch, {label}", problem, passed.order), planning_s=passed.planning_s)
 
-    def _ours(self, budget_bytes: int, *, joined: bool) -> Row:
-        planned = ours.priced(self._graph.read, self._graph.price, self._strategy, budget_bytes, joined=joined)
-        label = f"ours{', joined' if joined else ''}, ≤ {budget_bytes / self._written_bytes:.4f} ×"
-        return self._row(label, planned.problem, planned.order, planned.planning_s)
+    def _ours(self, budget_bytes: int, *, joined: bool, plain: bool = False) -> Row:
+        def price(program: Program) -> CostTable:
+            costs = self._graph.price(program)
+            return _plain(costs) if plain else costs
 
-    def _agreed(self) -> Row:
-        planned = ours.agreed(self._graph.read, self._graph.price, self._strategy)
-        return self._row("ours, agreed (default)", planned.problem, planned.order, planned.planning_s)
+        planned = ours.priced(self._graph.read, price, self._strategy, budget_bytes, joined=joined)
+        label = f"ours{', joined' if joined else ''}{', for plain' if plain else ''}"
+        return self._planned(f"{label}, ≤ {budget_bytes / self._written_bytes:.4f} ×", planned)
 
-    def _row(self, label: str, problem: Problem, order: tuple[str, ...], planning_s: float | None) -> Row:
+    def _planned(self, label: str, planned: ours.Planned) -> Row:
+        program = planned.problem.program
+        problem = Problem(planned.problem.dag, self._graph.price(program), None)
+        found = self._row(label, problem, planned.order)
+        return replace(found, planning_s=planned.planning_s, reading_s=planned.reading_s)
+
+    def _row(self, label: str, problem: Problem, order: tuple[str, ...]) -> Row:
         program, costs = problem.program, problem.costs
-        if broken := violations(replace(program, activations_free=True), order):
+        if broken := violations(replace(program, activations_free=True, launches_fixed=False), order):
             raise ValueError(f"{self._graph.name}, {label}: {broken[0]}")
         simulated = simulate(program, costs, order)
         peak_bytes = peak(program, order).peak_bytes
@@ -162,15 +178,18 @@ class _Bench:
             exposed_us=simulated.exposed_us,
             peak_bytes=peak_bytes,
             peak_ratio=peak_bytes / self._written_bytes,
-            gap_percent=bound_of(problem, order).gap_percent(simulated.step_us),
-            planning_s=planning_s,
+            gap_percent=lower_bound(problem.dag, costs, fixed=()).gap_percent(simulated.step_us),
         )
 
 
 def _median(runs: Sequence[Row]) -> Row:
     """One row of several runs, which differ in the time that planning took and in nothing else."""
-    times_s = [row.planning_s for row in runs if row.planning_s is not None]
-    return replace(runs[0], planning_s=statistics.median(times_s))
+    found = runs[0]
+    for name in ("planning_s", "reading_s"):
+        times_s = [time_s for row in runs if (time_s := getattr(row, name)) is not None]
+        if times_s:
+            found = replace(found, **{name: statistics.median(times_s)})
+    return found
 
 
 def _left_by_contention(contention: Contention) -> float:
@@ -208,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with traced(name, model, hardware) as graphs:
             for graph in graphs:
                 if any(part in graph.name for part in parts):
-                    rows = _printed(_Bench(graph, strategy, args.runs).rows())
+                    rows = _printed(Bench(graph, strategy, args.runs).rows())
                     if args.record is not None:
                         _record(args.record, rows, args)
     return 0

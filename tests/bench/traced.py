@@ -29,7 +29,16 @@ from overlap_pass.graph.targets import group_of
 from overlap_pass.profiling.trace_plan import fake_world, llama_step, trace_graphs
 from tests.bench.mixture import DEEPSEEK_16B, Meshes, mixture
 
-__all__ = ["MODELS", "PHASES", "Model", "Traced", "members_on_a_node", "prices_of", "traced"]
+__all__ = [
+    "MODELS",
+    "PHASES",
+    "Model",
+    "Traced",
+    "experts_inside",
+    "members_on_a_node",
+    "prices_of",
+    "traced",
+]
 
 PHASES = {"fw": Phase.FORWARD, "bw": Phase.BACKWARD}
 """End of a graph's name → its phase."""
@@ -37,18 +46,23 @@ PHASES = {"fw": Phase.FORWARD, "bw": Phase.BACKWARD}
 Built = tuple[nn.Module, Sequence[Any]]
 
 
+def _itself(mesh: DeviceMesh) -> DeviceMesh:
+    return mesh
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model on a mesh.
 
     Attributes:
-        meshes: made before tensors are fake.
+        shape: ranks in each dimension.
         build: what ``meshes`` gives → sharded model and its inputs.
+        meshes: made of the mesh before tensors are fake.
     """
 
     shape: tuple[int, ...]
-    meshes: Callable[[DeviceMesh], Any]
     build: Callable[[Any], Built]
+    meshes: Callable[[DeviceMesh], Any] = _itself
 
 
 @dataclass(frozen=True)
@@ -104,25 +118,20 @@ def traced(name: str, model: Model, hardware: Hardware) -> Iterator[tuple[Traced
         yield tuple(Traced(named[program.phase], program, module, hardware) for program, module in graphs)
 
 
-def _itself(mesh: DeviceMesh) -> DeviceMesh:
-    return mesh
-
-
-def _llama(*shape: int) -> Model:
-    return Model(shape, _itself, llama_step("llama3-8b", tokens=4096))
-
-
-def _experts_inside(mesh: DeviceMesh) -> Meshes:
+def experts_inside(mesh: DeviceMesh) -> Meshes:
     """Experts are spread over a node, and sharded over the nodes."""
     return Meshes(everyone=mesh["outer", "inner"]._flatten("everyone"), alike=mesh["outer"], experts=mesh["inner"])
 
 
+def _llama(*shape: int) -> Model:
+    return Model(shape, llama_step("llama3-8b", tokens=4096))
+
+
 def _mixture(*shape: int) -> Model:
-    return Model(shape, _experts_inside, lambda meshes: mixture(DEEPSEEK_16B, meshes, tokens=8192))
+    return Model(shape, lambda meshes: mixture(DEEPSEEK_16B, meshes, tokens=8192), experts_inside)
 
 
 MODELS: Mapping[str, Model] = {
-    "llama_tiny_8": Model((8,), _itself, llama_step("tiny", tokens=256)),
     "llama3_8b_64": _llama(64),
     "llama3_8b_256": _llama(256),
     "llama3_8b_8x8": _llama(8, 8),
