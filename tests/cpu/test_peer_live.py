@@ -54,7 +54,7 @@ class _Asked:
 
     def __init__(self) -> None:
         self.ms: dict[str, float] = {}
-        self.of_nothing_ms: dict[str, float] = {}
+        self.resized_ms: dict[int, set[float]] = {0: set(), 2**30: set()}
         self.compute: set[str] = set()
 
     def __call__(self, module: Any, *, custom_runtime_estimation: Any, **_: Any) -> Any:
@@ -63,7 +63,8 @@ class _Asked:
             if overlap_scheduling.is_compute_node(node):
                 self.compute.add(node.name)
             if "all_gather_into_tensor" in str(node.target):
-                self.of_nothing_ms[node.name] = custom_runtime_estimation(node, 0)
+                for size_bytes, found_ms in self.resized_ms.items():
+                    found_ms.add(custom_runtime_estimation(node, size_bytes))
         return module
 
 
@@ -81,12 +82,13 @@ def test_the_pass_is_told_the_prices_that_we_plan_with_in_milliseconds(backward:
     assert sum(asked.ms.values()) > 0
 
 
-def test_a_collective_of_no_bytes_costs_its_latency_and_the_least_transfer(asked: _Asked) -> None:
+def test_a_collective_of_another_size_costs_its_latency_and_that_transfer(asked: _Asked) -> None:
+    """Of no bytes it takes as long as one that just fills the link."""
     link = HARDWARE.intra_node
-    latency_us = link.latency_us + (RANKS - 1) * link.hop_us + link.saturation_mb * 1e3 / link.bandwidth_gb_per_s
-    assert asked.of_nothing_ms
-    for told_ms in asked.of_nothing_ms.values():
-        assert told_ms == pytest.approx(latency_us / 1000)
+    latency_us = link.latency_us + (RANKS - 1) * link.hop_us
+    for size_bytes, crossing_bytes in ((0, link.saturation_mb * 1e6), (2**30, 2**30 * (RANKS - 1) / RANKS)):
+        (told_ms,) = asked.resized_ms[size_bytes]
+        assert told_ms * 1000 == pytest.approx(latency_us + crossing_bytes / (link.bandwidth_gb_per_s * 1e3))
 
 
 def test_attention_counts_as_compute_as_on_a_gpu(backward: Traced, asked: _Asked) -> None:
