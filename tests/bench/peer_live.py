@@ -10,7 +10,7 @@ nobody down).
 
 Rows. *torch, no memory* and *allowance*: its order, launches as they are, without and with what it may add to the memory of the
 order as written; *told*: compute hides only as much as contention leaves of it, by the pass's multiplier. The others are with
-buckets, whose copies are priced as any other op. *ours* has the memory of the torch row before it, which is the fastest of its settings
+buckets, whose copies are priced as any other op; *deep* says that it fails with Python's own bound on recursion. *ours* has the memory of the torch row before it, which is the fastest of its settings
 and timed several times; *for plain* is planned for the plain prices, without contention. Both sides plan for this rank's
 prices, so ranks need not launch alike, which torch's pass gets by a collective while it compiles and ours by agreement beforehand: the
 last row, our default (in memory, too).
@@ -146,7 +146,8 @@ class Bench:
                 self._graph.name, f"torch, {label}", problem=f"{type(error).__name__}: {str(error).splitlines()[0]}"
             )
         problem = Problem(build_dag(passed.program), passed.costs, None)
-        return replace(self._row(f"torch, {label}", problem, passed.order), planning_s=passed.planning_s)
+        row = self._row(f"torch, {label}{', deep' if passed.too_deep else ''}", problem, passed.order)
+        return replace(row, planning_s=passed.planning_s)
 
     def _ours(self, budget_bytes: int, *, joined: bool, plain: bool = False) -> Row:
         def price(program: Program) -> CostTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -145,13 +146,26 @@ def test_an_illegal_order_is_no_row(backward: Traced, monkeypatch: pytest.Monkey
         list(peer_live.Bench(backward, parse("as_written"), runs=1).rows())
 
 
+def test_where_pythons_stack_is_too_short_for_the_pass_it_gets_a_longer_one_and_that_is_told(
+    backward: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def calls_itself(module: Any, *, left: int = 5000, **_: Any) -> Any:
+        return calls_itself(module, left=left - 1) if left else module
+
+    limit = sys.getrecursionlimit()
+    monkeypatch.setattr(overlap_scheduling, "schedule_overlap_bucketing", calls_itself)
+    passed = torch_pass(backward, ORDER_ONLY)
+    assert passed.too_deep
+    assert passed.order == backward.program.order
+    assert sys.getrecursionlimit() == limit
+
+
 def test_a_failure_of_the_pass_is_told_and_the_others_go_on(backward: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Passed:
-        raise RecursionError("maximum recursion depth exceeded")
+        raise RuntimeError("a circle of dependencies\nand more")
 
     monkeypatch.setattr(peer_live, "torch_pass", fail)
     rows = list(peer_live.Bench(backward, parse("as_written"), runs=1).rows())
-    assert {row.problem for row in rows if row.order.startswith("torch")} == {
-        "RecursionError: maximum recursion depth exceeded"
-    }
+    problems = {row.problem for row in rows if row.order.startswith("torch")}
+    assert problems == {"RuntimeError: a circle of dependencies"}
     assert rows[-1].order == "ours, agreed (default)"
