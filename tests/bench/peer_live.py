@@ -10,10 +10,10 @@ nobody down).
 
 Rows. *torch, no memory* and *allowance*: its order, launches as they are, without and with what it may add to the memory of the
 order as written; *told*: compute hides only as much as contention leaves of it, by the pass's multiplier. The others are with
-buckets, whose copies are priced as any other op; *deep* says that it fails with Python's own bound on recursion. *ours* has the memory of the torch row before it, which is the fastest of its settings
-and timed several times; *for plain* is planned for the plain prices, without contention. Both sides plan for this rank's
-prices, so ranks need not launch alike, which torch's pass gets by a collective while it compiles and ours by agreement beforehand: the
-last row, our default (in memory, too).
+buckets, whose copies are priced as any other op. *ours* has the memory of the torch row before it, which is the fastest of its
+settings and timed several times (that of the order as written, where the pass failed); *for plain* is planned for the plain
+prices, without contention. Both sides plan for this rank's prices, so ranks need not launch alike, which torch's pass gets by a
+collective while it compiles and ours by agreement beforehand: the last row, our default (in memory, too).
 """
 
 from __future__ import annotations
@@ -127,15 +127,12 @@ class Bench:
         done = {label: row for label, row in tried.items() if not row.problem}
         best = min(done, key=lambda label: done[label].step_us, default="")
         yield from (row for label, row in tried.items() if label != best)
-        if not best:
-            return
-        budget_bytes = max(done[best].peak_bytes, self._written_bytes)
-        theirs, mine = [done[best]], [self._ours(budget_bytes, joined=joined)]
-        for _ in range(self._runs - 1):
-            theirs.append(self._torch(best, settings[best]))
+        budget_bytes = max(done[best].peak_bytes if best else 0, self._written_bytes)
+        theirs, mine = [], []
+        for _ in range(self._runs):
+            theirs += [self._torch(best, settings[best])] if best else []
             mine.append(self._ours(budget_bytes, joined=joined))
-        yield _median(theirs)
-        yield _median(mine)
+        yield from map(_median, filter(None, (theirs, mine)))
         yield self._ours(budget_bytes, joined=joined, plain=True)
 
     def _torch(self, label: str, options: Mapping[str, Any]) -> Row:
@@ -146,8 +143,7 @@ class Bench:
                 self._graph.name, f"torch, {label}", problem=f"{type(error).__name__}: {str(error).splitlines()[0]}"
             )
         problem = Problem(build_dag(passed.program), passed.costs, None)
-        row = self._row(f"torch, {label}{', deep' if passed.too_deep else ''}", problem, passed.order)
-        return replace(row, planning_s=passed.planning_s)
+        return replace(self._row(f"torch, {label}", problem, passed.order), planning_s=passed.planning_s)
 
     def _ours(self, budget_bytes: int, *, joined: bool, plain: bool = False) -> Row:
         def price(program: Program) -> CostTable:

@@ -9,14 +9,16 @@
   roofline (which asks CUDA what it can do) is the same price, and the sizes of buckets are those for a Hopper GPU.
 
 Its remedy for dependencies that go in a circle (``overlap_scheduling_autofix_cycles``) is on, without which it gives up on some
-graphs. Where its waits call each other deeper than Python's stack goes, it runs again with a stack of 100 000. Garbage waits until
-the pass is done, as for ours.
+graphs. Garbage waits until the pass is done, as for ours.
+
+On the backward of a model with replicas (HSDP) it does not end in torch 2.13, whatever its options: while it waits for a reduce-scatter that
+is not hidden, it looks for an all-reduce to launch, which needs a later reduce-scatter of that group waited for first, and that
+waits for those before it, the first one again. Python stops it with a ``RecursionError``.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -53,30 +55,20 @@ class Passed:
         program: the graph as the pass left it; for its order alone, the one as it came.
         order: of that program.
         planning_s: CPU seconds of the pass.
-        too_deep: it failed with Python's own bound on recursion.
     """
 
     program: Program
     costs: CostTable
     order: tuple[str, ...]
     planning_s: float
-    too_deep: bool = False
 
 
 def torch_pass(traced: Traced, options: Mapping[str, Any]) -> Passed:
     """Run the pass on a copy of the graph.
 
     Raises:
-        RuntimeError: the pass failed.
+        RuntimeError: the pass failed; a ``RecursionError`` among others.
     """
-    try:
-        return _passed(traced, options)
-    except RecursionError:
-        with _deep_stack():
-            return replace(_passed(traced, options), too_deep=True)
-
-
-def _passed(traced: Traced, options: Mapping[str, Any]) -> Passed:
     module = fx.GraphModule(traced.module, copy.deepcopy(traced.module.graph))
     prices = _Prices(traced, module)
     with _as_on_a_gpu(traced, prices), collection_put_off():
@@ -127,17 +119,6 @@ class _Prices:
             raise ValueError(f"{node.name} is no collective")
         members = members_on_a_node(group_of(node), self._traced.hardware.node.gpus)
         return collective_us(replace(collective, payload_bytes=size_bytes), self._traced.hardware, members)
-
-
-@contextmanager
-def _deep_stack() -> Iterator[None]:
-    """Python calling Python needs no more of the process's own stack (from 3.11 on)."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(100_000)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -146,20 +145,6 @@ def test_an_illegal_order_is_no_row(backward: Traced, monkeypatch: pytest.Monkey
         list(peer_live.Bench(backward, parse("as_written"), runs=1).rows())
 
 
-def test_where_pythons_stack_is_too_short_for_the_pass_it_gets_a_longer_one_and_that_is_told(
-    backward: Traced, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def calls_itself(module: Any, *, left: int = 5000, **_: Any) -> Any:
-        return calls_itself(module, left=left - 1) if left else module
-
-    limit = sys.getrecursionlimit()
-    monkeypatch.setattr(overlap_scheduling, "schedule_overlap_bucketing", calls_itself)
-    passed = torch_pass(backward, ORDER_ONLY)
-    assert passed.too_deep
-    assert passed.order == backward.program.order
-    assert sys.getrecursionlimit() == limit
-
-
 def test_a_failure_of_the_pass_is_told_and_the_others_go_on(backward: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Passed:
         raise RuntimeError("a circle of dependencies\nand more")
@@ -168,4 +153,4 @@ def test_a_failure_of_the_pass_is_told_and_the_others_go_on(backward: Traced, mo
     rows = list(peer_live.Bench(backward, parse("as_written"), runs=1).rows())
     problems = {row.problem for row in rows if row.order.startswith("torch")}
     assert problems == {"RuntimeError: a circle of dependencies"}
-    assert rows[-1].order == "ours, agreed (default)"
+    assert len([row for row in rows if row.order.startswith("ours") and not row.problem]) == 7
