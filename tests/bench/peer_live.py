@@ -222,11 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     line(_HEADINGS, _WIDTHS)
     for name, model in chosen.items():
         with traced(name, model, hardware) as graphs:
-            for graph in graphs:
-                if any(part in graph.name for part in parts):
-                    rows = _printed(Bench(graph, strategy, args.runs).rows())
-                    if args.record is not None:
-                        _record(args.record, rows, args)
+            for graph in (one for one in graphs if any(part in one.name for part in parts)):
+                rows = _printed(Bench(graph, strategy, args.runs).rows())
+                if args.record is not None:
+                    _record(args.record, rows, args)
     return 0
 
 
