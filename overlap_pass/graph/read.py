@@ -153,7 +153,7 @@ class _Reader:
             storages=storages,
             writes=writes,
             dtype=_dtype(node),
-            read_bytes=sum(_value_bytes(source) for source in node.all_input_nodes),
+            read_bytes=_sent_bytes(node),
             written_bytes=_value_bytes(node),
             collective=self._collective(node, kind),
             kernel=targets.runs_kernel(node.target),
@@ -265,12 +265,11 @@ class _Reader:
         note = (node.meta.get("custom") or {}).get(ANNOTATION) or {}
         if note.get("padded"):
             self.padded.add(node.name)
-        sides = (sum(_value_bytes(source) for source in node.all_input_nodes), _value_bytes(node))
         return Collective(
             kind=kind,
             group=group,
             group_size=size,
-            payload_bytes=max(sides),
+            payload_bytes=max(_sent_bytes(node), _value_bytes(node)),
             dtype=_dtype(node),
             role=Role.ACTIVATION,
             unit=note.get("unit"),
@@ -324,6 +323,12 @@ def _storage_keys(node: fx.Node) -> list[int]:
 
 def _value_bytes(node: fx.Node) -> int:
     return sum(_concrete(tensor.numel()) * tensor.element_size() for tensor in _tensors(node))
+
+
+def _sent_bytes(launch: fx.Node) -> int:
+    """What a collective is given, without the buffer that it is to fill (``out``, which may be all of its result)."""
+    sources = (source for source in launch.all_input_nodes if source is not launch.kwargs.get("out"))
+    return sum(_value_bytes(source) for source in sources)
 
 
 def _extent(node: fx.Node) -> Extent:

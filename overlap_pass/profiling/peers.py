@@ -6,7 +6,8 @@ rest of a comparison goes on without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 from torch import nn
+from torch.utils import flop_counter
 
 from overlap_pass.errors import EnvironmentRefused
 from overlap_pass.fsdp.convert import make_traceable
@@ -26,6 +28,7 @@ __all__ = ["buckets", "torch_manual", "torch_overlap"]
 
 def torch_overlap(model: nn.Module) -> nn.Module:
     """Inductor's automatic overlap scheduling with bucketing (``schedule_overlap_bucketing``), defaults otherwise."""
+    _count_grouped_heads()
     prefix = "aten_distributed_optimizations"
     make_traceable(model).compile(
         options={
@@ -36,6 +39,35 @@ def torch_overlap(model: nn.Module) -> nn.Module:
         dynamic=False,
     )
     return model
+
+
+def _count_grouped_heads() -> None:
+    """Let torch count the operations of attention whose keys have fewer heads than its queries.
+
+    torch 2.11 refuses to, and with it its overlap scheduling, which counts all operations.
+    """
+    one = (1, 1, 1, 1)
+    for name, others in (("sdpa_flop_count", ()), ("sdpa_backward_flop_count", ((1, 2, 1, 1),))):
+        count = getattr(flop_counter, name)
+        try:
+            count(*others, (1, 2, 1, 1), one, one)
+        except AssertionError:
+            setattr(flop_counter, name, _with_all_heads(count))
+
+
+def _with_all_heads(count: Callable[..., int]) -> Callable[..., int]:
+    """Count as if keys and values had been repeated for each head of the queries, as the kernels compute.
+
+    Args:
+        count: takes shapes of (batch, heads, length, width).
+    """
+
+    @wraps(count)
+    def counted(*shapes: Sequence[int]) -> int:
+        heads = max(shape[1] for shape in shapes)
+        return count(*((batch, heads, *others) for batch, _, *others in shapes))
+
+    return counted
 
 
 def torch_manual(model: nn.Module) -> nn.Module:

@@ -33,7 +33,7 @@ from overlap_pass.rewrite.transport import carry
 from overlap_pass.spec import spec
 from overlap_pass.transport.choice import Carriers
 
-__all__ = ["Build", "fake_world", "llama_step", "plan_llama", "plan_model", "trace", "trace_model"]
+__all__ = ["Build", "fake_world", "llama_step", "plan_llama", "plan_model", "trace", "trace_graphs", "trace_model"]
 
 Report = Callable[[str], None]
 
@@ -78,7 +78,14 @@ def trace(
     Raises:
         CaptureError: the model does not trace into one graph.
     """
-    programs: list[Program] = []
+    return tuple(program for program, _ in trace_graphs(model, inputs, cut=cut, carriers=carriers))
+
+
+def trace_graphs(
+    model: nn.Module, inputs: Sequence[Any], *, cut: Cut = partition, carriers: Carriers | None = None
+) -> tuple[tuple[Program, fx.GraphModule], ...]:
+    """The same, each program with the graph that it was read from; arguments and errors as for :func:`trace`."""
+    found: list[tuple[Program, fx.GraphModule]] = []
 
     def collect(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         if carriers is not None:
@@ -86,7 +93,7 @@ def trace(
         phase = phase_of(gm.graph)
         program = read_program(gm.graph, phase, name=phase.value)
         if program.launches:  # Dynamo may add a graph of its own that only hands values on
-            programs.append(program)
+            found.append((program, gm))
         return _unboxed(gm)
 
     backend = aot_autograd(
@@ -99,10 +106,10 @@ def trace(
         raise CaptureError(f"{type(model).__name__} does not trace into one graph: {error}") from error
     finally:
         torch._dynamo.reset()
-    if [program.phase for program in programs] != [Phase.FORWARD, Phase.BACKWARD]:
-        found = ", ".join(program.name for program in programs) or "none"
-        raise CaptureError(f"{type(model).__name__}: expected a forward and a backward graph, got: {found}")
-    return tuple(programs)
+    if [program.phase for program, _ in found] != [Phase.FORWARD, Phase.BACKWARD]:
+        names = ", ".join(program.name for program, _ in found) or "none"
+        raise CaptureError(f"{type(model).__name__}: expected a forward and a backward graph, got: {names}")
+    return tuple(found)
 
 
 def _unboxed(gm: fx.GraphModule) -> Callable[..., Any]:

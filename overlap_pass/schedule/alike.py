@@ -44,6 +44,9 @@ __all__ = ["LOCAL", "Terms", "choose_alike"]
 
 _SHARES = (1.0, 0.5, 0.25, 0.0)
 
+_CLEARLY = 0.001
+"""Shorter by less than this at reference prices is as likely longer at a rank's own."""
+
 _NEAR = 0.01
 """Between two ways of joining whose steps at reference prices differ by less, what is added decides, where the budget bounds it:
 what it leaves is what launches are placed in."""
@@ -52,7 +55,7 @@ _LEASED_AHEAD = (0, 1, 2)
 """How many launches earlier than in the agreed order places let a gather be made."""
 
 _WORTH_MEMORY = 0.001
-"""Steps at reference prices that differ by less are equal, and what adds least decides."""
+"""Steps at reference prices that differ by less are equal where places are chosen, and what adds least decides."""
 
 LOCAL = (
     "the memory budget leaves no room for the order of launches that all ranks share, or for its places; the one that fits is "
@@ -97,8 +100,9 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
     """The strategy's best order among those whose launches every rank joins and orders in the same way.
 
     1. Each variant, with reductions where they were written and as soon as their input exists, with the largest share of the
-       allowance that adds no more than the budget allows, then all shares of the best variant; the one that is best at reference
-       prices (next to it: what adds least, then the fewest changes) is the order of all ranks.
+       allowance that adds no more than the budget allows: the one that is best at reference prices (next to it: what adds least,
+       then the fewest changes). Then all its shares, from what adds least on: the last that is clearly shorter than those before
+       it is the order of all ranks.
     2. That order with leases for its gathers by copy, if it is better at reference prices and adds no more than the budget
        allows.
     3. If neither fits on this rank, smaller shares, then the order as written, then that of least memory. These look at local
@@ -140,8 +144,21 @@ class _Bench:
         best = self._best(first or [_as_written(self._written)], near)
         if isinstance(self._strategy, BackwardPre | BackwardPost):
             return best
-        ways = [itertools.islice(way, len(_SHARES) - 1) for way in self._ways(best.variant)]
-        return self._unmoved(self._best([best, *itertools.chain(*ways)]))
+        written = [_as_written(self._written)] if best.variant is self._written else []
+        return self._unmoved(self._climbed([*written, *itertools.chain(*self._ways(best.variant))]))
+
+    def _climbed(self, found: Sequence[_Candidate]) -> _Candidate:
+        """From what adds least on, each in the place of the one before where it is clearly shorter at reference prices.
+
+        So a larger budget changes the order of launches only for one that is worth it on ranks of any prices.
+        """
+        best, *others = sorted(found, key=lambda candidate: candidate.added_bytes)
+        for candidate in others:
+            steps_us = self._steps_us(candidate, _launched(candidate)), self._steps_us(best, _launched(best))
+            shares = [step / before for step, before in zip(*steps_us, strict=True) if before]
+            if sum(shares) < len(shares) * (1.0 - _CLEARLY):
+                best = candidate
+        return best
 
     def leased(self, shared: _Candidate) -> _Candidate:
         """The order of all ranks with leases for its gathers by copy, if it is shorter so; else as it is."""

@@ -7,12 +7,13 @@ time than with the units' own launches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from overlap_pass.cost.model import CostTable
 from overlap_pass.graph.dag import build_dag
-from overlap_pass.graph.program import Program
+from overlap_pass.graph.program import CollectiveKind, Program, Role
 from overlap_pass.schedule.coalescing import Group, apart, coalesce, groups_of
 from overlap_pass.schedule.in_flight import hold_back
 from overlap_pass.schedule.types import Problem
@@ -24,6 +25,10 @@ _MIB = 2**20
 _UNIT_BYTES = (8 * _MIB, 64 * _MIB, 256 * _MIB)
 """Below 8 MiB NVLink is not saturated."""
 _ACROSS_BYTES = (64 * _MIB, 128 * _MIB)
+_LARGE_BYTES = (512 * _MIB, 1024 * _MIB)
+"""What hundreds of ranks need: a ring of 256 takes a millisecond to begin."""
+_LARGE_SHARE = 8
+"""A launch may be as large as that share of all that its communicator gathers or reduces; of fewer there is none to hide under."""
 _PAYS = 0.95
 """Share of the traffic's time below which joining across units is tried."""
 
@@ -84,6 +89,16 @@ def _tried(
     if not across_units:
         return tuple(found)
     least_us = min(variant.traffic_us for variant in found)
-    across = dict.fromkeys(groups_of(program, size, across=True) for size in _ACROSS_BYTES)
+    large = (size for size in _LARGE_BYTES if size * _LARGE_SHARE <= _most_bytes(program))
+    across = dict.fromkeys(groups_of(program, size, across=True) for size in (*_ACROSS_BYTES, *large))
     more = [joined(groups) for groups in across if groups and groups not in inside]
     return (*found, *(variant for variant in more if variant.traffic_us < _PAYS * least_us))
+
+
+def _most_bytes(program: Program) -> int:
+    """The most that one communicator carries of one kind."""
+    carried: Counter[tuple[str, CollectiveKind]] = Counter()
+    for op in program.launches:
+        if op.collective is not None and op.collective.role is not Role.ACTIVATION:
+            carried[op.collective.group, op.collective.kind] += op.collective.payload_bytes
+    return max(carried.values(), default=0)

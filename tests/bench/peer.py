@@ -19,13 +19,12 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.memory.ledger import peak
 from overlap_pass.planning import bound_of
 from overlap_pass.registry import parse
-from overlap_pass.schedule.choice import choose
-from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
-from overlap_pass.schedule.variants import variants
-from overlap_pass.simulate.bound import Bound, lower_bound
+from overlap_pass.simulate.bound import lower_bound
 from overlap_pass.simulate.engine import simulate
+from tests.bench.columns import gap, line, ms, seconds
 from tests.bench.graphs import Recorded, files, read
+from tests.bench.ours import priced
 
 _HEADINGS = (
     "graph",
@@ -55,17 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not chosen:
         print(f"no recorded graph has {' or '.join(args.names)} in its name")
         return 1
-    _line(_HEADINGS)
+    line(_HEADINGS, _WIDTHS)
     for path in chosen:
         for row in _rows(path, parse(args.strategy)):
-            _line(row)
+            line(row, _WIDTHS)
     return 0
-
-
-def _line(cells: Sequence[str]) -> None:
-    first, second, *others = cells
-    shown = [cell.rjust(width) for cell, width in zip(others, _WIDTHS[2:], strict=True)]
-    print(first.ljust(_WIDTHS[0]), second.ljust(_WIDTHS[1]), *shown, flush=True)
 
 
 def _rows(path: Path, strategy: Strategy) -> Iterator[tuple[str, ...]]:
@@ -75,26 +68,26 @@ def _rows(path: Path, strategy: Strategy) -> Iterator[tuple[str, ...]]:
     written_bytes = peak(program).peak_bytes
     name = path.name.removesuffix(".json.gz")
     written = simulate(program, costs)
-    gap = _gap(bound, written.step_us)
-    yield name, "as written", _ms(written.step_us), "", _ms(written.exposed_us), "1.000", gap, "", ""
+    above = gap(bound, written.step_us)
+    yield name, "as written", ms(written.step_us), "", ms(written.exposed_us), "1.000", above, "", ""
     for label, step_us, ratio, planning_s in (
-        ("torch", peer.step_us, peer.peak_ratio, _s(peer.planning_s)),
+        ("torch", peer.step_us, peer.peak_ratio, seconds(peer.planning_s)),
         ("torch, no memory", peer.frugal_us, peer.frugal_peak_ratio, ""),
     ):
-        yield name, label, "", _ms(step_us), "", f"{ratio:.3f}", _gap(bound, step_us), planning_s, ""
+        yield name, label, "", ms(step_us), "", f"{ratio:.3f}", gap(bound, step_us), planning_s, ""
     for factor in sorted({1.0, round(peer.frugal_peak_ratio, 4), round(peer.peak_ratio, 4)}):
         allowed_bytes = max(int(written_bytes * factor), written_bytes)
         rival_us = peer.step_us if factor >= round(peer.peak_ratio, 4) else peer.frugal_us
         yield name, f"ours, ≤ {factor:.3f} ×", *_ours(recorded, strategy, allowed_bytes, rival_us, joined=False)
     bucketed = f"{peer.bucketed_peak_ratio:.3f}"
-    yield name, "torch, best buckets", "", _ms(peer.bucketed_us), "", bucketed, "", _s(peer.bucketed_planning_s), ""
+    yield name, "torch, best buckets", "", ms(peer.bucketed_us), "", bucketed, "", seconds(peer.bucketed_planning_s), ""
     for factor in sorted({1.05, round(max(peer.bucketed_peak_ratio, 1.0), 3)}):
         yield (
             name,
             f"ours, joined, ≤ {factor:.3f} ×",
             *_ours(recorded, strategy, int(written_bytes * factor), peer.bucketed_us, joined=True),
         )
-    yield name, f"bound ({bound.by})", _ms(bound.step_us), "", "", "", "", "", ""
+    yield name, f"bound ({bound.by})", ms(bound.step_us), "", "", "", "", "", ""
 
 
 class _Watched:
@@ -115,45 +108,28 @@ class _Watched:
             if peak(problem.program, found.order).peak_bytes <= budget_bytes:
                 step_us = simulate(problem.program, problem.costs, found.order, launch_after="data").step_us
                 if step_us <= rival_us * (1 + _EQUAL):
-                    return _s(given_s)
+                    return seconds(given_s)
         return "never"
 
 
 def _ours(
     recorded: Recorded, strategy: Strategy, budget_bytes: int, rival_us: float, *, joined: bool
 ) -> tuple[str, ...]:
-    program = replace(recorded.program)  # with nothing kept from another plan of it
-    began_s = time.process_time()
     watched = _Watched(strategy)
-    with collection_put_off():  # as make_plan does
-        found = variants(program, recorded.priced, None if joined else 0)
-        chosen = choose(found, watched, budget_bytes)
-    planning_s = time.process_time() - began_s
-    problem, order = chosen.variant.problem, chosen.schedule.order
+    planned = priced(lambda: replace(recorded.program), recorded.priced, watched, budget_bytes, joined=joined)
+    problem, order = planned.problem, planned.order
     simulated = simulate(problem.program, problem.costs, order)
     by_data_us = simulate(problem.program, problem.costs, order, launch_after="data").step_us
     ratio = peak(problem.program, order).peak_bytes / peak(recorded.program).peak_bytes
     return (
-        _ms(simulated.step_us),
-        _ms(by_data_us),
-        _ms(simulated.exposed_us),
+        ms(simulated.step_us),
+        ms(by_data_us),
+        ms(simulated.exposed_us),
         f"{ratio:.3f}",
-        _gap(bound_of(problem, order), simulated.step_us),
-        _s(planning_s),
+        gap(bound_of(problem, order), simulated.step_us),
+        seconds(planned.planning_s),
         watched.as_good_s(budget_bytes, rival_us),
     )
-
-
-def _ms(time_us: float) -> str:
-    return f"{time_us / 1e3:.1f}"
-
-
-def _s(time_s: float) -> str:
-    return f"{time_s:.1f}"
-
-
-def _gap(bound: Bound, step_us: float) -> str:
-    return f"{bound.gap_percent(step_us):.1f}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils import flop_counter
 
 from overlap_pass.errors import EnvironmentRefused
 from overlap_pass.fsdp.convert import make_traceable
@@ -71,3 +72,30 @@ def test_a_torch_without_the_pass_says_so(world, monkeypatch) -> None:
 def _launches(graph_module: Any) -> int:
     names = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_function"]
     return sum("all_gather_into_tensor" in name or "reduce_scatter_tensor" in name for name in names)
+
+
+def test_attention_of_grouped_heads_is_counted_as_with_repeated_keys(monkeypatch) -> None:
+    """torch 2.11 refuses to count it, and its overlap scheduling, which counts everything, with it."""
+
+    def strict(*shapes: tuple[int, ...]) -> int:
+        batch, heads, length, width = shapes[-3]
+        if any(shape[1] != heads for shape in shapes):
+            raise AssertionError("heads differ")
+        return batch * heads * length * width
+
+    monkeypatch.setattr(flop_counter, "sdpa_flop_count", strict)
+    monkeypatch.setattr(flop_counter, "sdpa_backward_flop_count", strict)
+    peers._count_grouped_heads()
+    queries, keys, values = (2, 8, 16, 4), (2, 2, 32, 4), (2, 2, 32, 6)
+    assert flop_counter.sdpa_flop_count(queries, keys, values) == 2 * 8 * 16 * 4
+    assert flop_counter.sdpa_backward_flop_count((2, 8, 16, 6), queries, keys, values) == 2 * 8 * 16 * 4
+
+
+def test_what_torch_counts_itself_is_left_to_it() -> None:
+    known = flop_counter.sdpa_flop_count
+    try:
+        known((1, 2, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1))
+    except AssertionError:
+        pytest.skip("this torch does not count grouped heads")
+    peers._count_grouped_heads()
+    assert flop_counter.sdpa_flop_count is known

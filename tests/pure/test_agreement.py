@@ -202,6 +202,15 @@ def test_more_budget_never_makes_a_longer_step_while_launches_keep_their_order(p
         least_us[plan.skeleton] = plan.after.step_us
 
 
+@given(program=fsdp_programs(max_layers=8).map(large))
+@settings(max_examples=60, derandomize=True)
+def test_another_order_of_launches_is_taken_where_it_is_worth_it_on_this_rank_too(program) -> None:
+    """No promise, as no rank's price decides; but on all of these graphs more budget is no longer step."""
+    budgets = ("+0B", "+5MiB", "+10MiB", "+20MiB", "+30MiB", "+40MiB", "+80MiB", "unlimited")
+    steps_us = [make_plan(program, H100, parse("latest_start"), Budget.parse(b)).after.step_us for b in budgets]
+    assert steps_us == sorted(steps_us, reverse=True)
+
+
 def test_launches_that_stay_in_order_leave_the_order_as_written_as_it_is() -> None:
     """Of another order with the same launches, the casts behind reductions would stand at the end."""
     build = Builder()
