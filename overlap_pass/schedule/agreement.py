@@ -42,8 +42,8 @@ __all__ = ["COMPUTE_PER_TRAFFIC", "added_bytes", "agreed", "reference_compute_us
 _LEAST_ALLOWANCE_BYTES = 256 * 2**20
 """Ahead of their readers even where units are small: an NVLink carries that much in about a millisecond."""
 
-COMPUTE_PER_TRAFFIC = (0.5, 3.0)
-"""Steps that are looked at where a rank's own must not be: mostly traffic, as on hundreds of ranks, and little of it."""
+COMPUTE_PER_TRAFFIC = (0.5, 1.0, 3.0)
+"""Steps that are looked at where a rank's own must not be: of mostly traffic, as on hundreds of ranks, of half, and of little."""
 
 
 def agreed(program: Program, share: float = 1.0, *, as_written: bool = False) -> Program:
