@@ -23,6 +23,7 @@ from overlap_pass.fsdp.summary import captured
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.graph.read import phase_of, read_program
 from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.staging import gathers_bytes
 from overlap_pass.planning import Plan, budget_within, make_plan, replay
 from overlap_pass.profiling.environment import device_name, is_first_rank
 from overlap_pass.profiling.modes import launching, mode_patches
@@ -40,6 +41,7 @@ from overlap_pass.schedule.ahead import Room, launched_ahead
 from overlap_pass.schedule.late import put_off
 from overlap_pass.schedule.strategies.as_written import AsWritten
 from overlap_pass.transport.choice import Carriers
+from overlap_pass.units import format_bytes
 
 __all__ = ["Compilation"]
 
@@ -110,12 +112,15 @@ class Compilation:
         coalesce_nodes(graph, plan.coalesced)
         reorder(graph, plan.schedule.order)
         plan = self._across_steps(graph, program, plan)
-        give_places(graph)
+        give_places(graph, plan.program.leases)
         self.plans.append(plan)
         if roll_call.wanted():
             self.call = roll_call.Call(plan.program.name, roll_call.communicators(graph), plan.launch_lines)
         announce(plan)
         _log.info(plan.summary())
+        if plan.program.leases:
+            shared = format_bytes(gathers_bytes(plan.program))
+            _log.info("%s: gathered parameters lie in %s that the ranks share", plan.program.name, shared)
         for across in filter(None, (plan.ahead, plan.late)):
             _log.info("%s: %s", plan.program.name, across.summary())
         for note in plan.notes:
@@ -133,12 +138,20 @@ class Compilation:
         budget = budget_within(self._budget, program, self.plans)
         if self.saved is not None:
             return replay(program, self.hardware, budget, self.saved.of(program))
-        return make_plan(program, self.hardware, self.config.strategy, budget, launches=self.config.launches)
+        # What is gathered across the step's edge goes over the communicator, into memory of its own.
+        final_places = self.config.launches.final_places and not self.ahead
+        launches = replace(self.config.launches, final_places=final_places)
+        return make_plan(program, self.hardware, self.config.strategy, budget, launches=launches)
 
     def _across_steps(self, graph: fx.Graph, written: Program, plan: Plan) -> Plan:
         """The plan with what crosses the edge between steps: gathers that are taken and waits that are put off, in place."""
         if not self.ahead or isinstance(self.config.strategy, AsWritten):
             return plan
+        if plan.program.leases:
+            raise PlanError(
+                f"the saved plan of graph {written.name!r} has places for what a StepEdge gathers in its own way: save it again "
+                "with the StepEdge"
+            )
         if written.phase is Phase.BACKWARD:
             late = put_off(plan.program, plan.schedule.order, plan.after)
             wait_late(graph, () if late is None else late.waits)

@@ -26,17 +26,18 @@ from overlap_pass.schedule.types import Strategy
 from overlap_pass.spec import nearest
 from overlap_pass.units import parse_bytes
 
-__all__ = ["Config", "FsdpMode", "Reduction", "Reshard", "Transport"]
+__all__ = ["Config", "FinalPlaces", "FsdpMode", "Reduction", "Reshard", "Transport"]
 
 _DEFAULT_HARDWARE = "h100"
 _PAGES = (".html", ".json")
 
-_ANSWERED = ("strategy", "coalesce", "launch_order", "communicators_in_flight")
+_ANSWERED = ("strategy", "coalesce", "launch_order", "communicators_in_flight", "final_places")
 """Options that a saved plan answers."""
 
 Reshard = Literal["user", "auto"]
 Transport = Literal["auto", "nccl", "copy_engine"]
 Reduction = Literal["auto", "ring", "exchange"]
+FinalPlaces = Literal["auto", "off"]
 Verify = Literal["off", "first_steps"]
 
 
@@ -69,6 +70,8 @@ class Config:
             (``"auto"``).
         reduction: how gradients are reduced: by the communicator (``"ring"``), or sent as they are and summed in
             float32 where they arrive (``"exchange"``); ``"auto"`` exchanges where that gives the same bits.
+        final_places: whether gathers by copy put parameters where the peers fetch them from: if that is predicted to pay and
+            fits the budget (``"auto"``), or ``"off"``.
         launch_order: how launches are ordered: the same on ranks whose graphs differ in compute (``"agreed"``), or by each
             rank's own prices (``"priced"``), which needs graphs of the same sizes on all ranks; ``"free"`` is that with
             collectives of activations that may change places with each other.
@@ -90,6 +93,7 @@ class Config:
     coalesce: int | Literal["auto", "off"] = "auto"
     transport: Transport = "auto"
     reduction: Reduction = "auto"
+    final_places: FinalPlaces = "auto"
     reshard: Reshard = "user"
     verify: Verify = "off"
     launch_order: LaunchOrder = "agreed"
@@ -106,7 +110,7 @@ class Config:
 
     @property
     def launches(self) -> Launches:
-        return Launches(self.coalesce, self.launch_order, self.communicators_in_flight)
+        return Launches(self.coalesce, self.launch_order, self.communicators_in_flight, self.final_places == "auto")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any] | None = None) -> Config:
@@ -181,6 +185,7 @@ class Config:
             "coalesce": self.coalesce,
             "transport": self.transport,
             "reduction": self.reduction,
+            "final_places": self.final_places,
             "reshard": self.reshard,
             "launch_order": self.launch_order,
             "communicators_in_flight": self.communicators_in_flight,
@@ -305,6 +310,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "coalesce": _coalesce,
     "transport": _one_of("transport", get_args(Transport)),
     "reduction": _one_of("reduction", get_args(Reduction)),
+    "final_places": _one_of("final_places", get_args(FinalPlaces)),
     "reshard": _one_of("reshard", get_args(Reshard)),
     "verify": _one_of("verify", get_args(Verify)),
     "launch_order": _one_of("launch_order", get_args(LaunchOrder)),

@@ -19,8 +19,11 @@ from overlap_pass.errors import IllegalSchedule, InfeasibleBudget, PlanError
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Phase, Program
 from overlap_pass.memory.budget import Beside, Budget
+from overlap_pass.memory.leases import placed
 from overlap_pass.memory.ledger import Lifetimes, MemoryProfile, compiled_peak, peak, resident_bytes
+from overlap_pass.memory.staging import gathers_bytes
 from overlap_pass.registry import parse
+from overlap_pass.schedule import notes
 from overlap_pass.schedule.ahead import Ahead
 from overlap_pass.schedule.alike import Terms, choose_alike
 from overlap_pass.schedule.asked import as_asked, unheeded
@@ -30,6 +33,7 @@ from overlap_pass.schedule.collection import collection_put_off
 from overlap_pass.schedule.explain import explain
 from overlap_pass.schedule.late import Late
 from overlap_pass.schedule.launches import Launches
+from overlap_pass.schedule.leasing import leased_if_shorter
 from overlap_pass.schedule.pinned import Pinned
 from overlap_pass.schedule.placement import Placement
 from overlap_pass.schedule.room import least_bytes
@@ -40,16 +44,13 @@ from overlap_pass.schedule.strategies.backward_pre import BackwardPre
 from overlap_pass.schedule.types import Problem, Schedule, Strategy
 from overlap_pass.schedule.variants import Variant, variants
 from overlap_pass.schedule.verify import violations
-from overlap_pass.simulate.bound import CPU_LANE, Bound, fixed_compute, lower_bound
+from overlap_pass.simulate.bound import Bound, fixed_compute, lower_bound
 from overlap_pass.simulate.engine import Simulation, simulate
 from overlap_pass.units import format_bytes, format_us
 
 __all__ = ["Plan", "bound_of", "budget_within", "make_plan", "plan_step", "replay"]
 
 _log = logging.getLogger("overlap_pass")
-
-_CPU_BOUND = 0.9
-"""Of the step, that the CPU launches for: from there on a note says so."""
 
 _ALIKE = "all ranks have to launch in one order, and that is made without this rank's prices"
 _ASKED = "launches are joined to the size that coalesce asks for, in the order that launch_order asks for"
@@ -136,6 +137,7 @@ class Plan:
                 "exposed_us": [self.before.exposed_us, self.after.exposed_us],
                 "peak_bytes": [self.memory_before.peak_bytes, self.memory_after.peak_bytes],
                 "compiled_peak_bytes": self.compiled_peak_bytes,
+                "shared_for_gathers_bytes": gathers_bytes(self.program),
                 "bound_us": self.bound.step_us,
                 "bound_by": self.bound.by,
             },
@@ -147,11 +149,13 @@ class Plan:
 
 
 def budget_within(budget: Budget, program: Program, before: Sequence[Plan]) -> Budget:
-    """The budget of one graph of a step: a backward counts what the process holds for the forward planned before it, and begins
-    with the CPU as far ahead as that forward leaves it."""
+    """The budget of one graph of a step: a backward counts what the process holds and shares for the forward planned before it,
+    and begins with the CPU as far ahead as that forward leaves it."""
     if program.phase is not Phase.BACKWARD or not before:
         return budget
-    return Beside(budget, resident_bytes(before[-1].program, program), before[-1].cpu_ahead_us)
+    last = before[-1]
+    shared, staged = (gathers_bytes(last.program, leases=leases) for leases in (True, False))
+    return Beside(budget, resident_bytes(last.program, program), last.cpu_ahead_us, shared, staged)
 
 
 def plan_step(
@@ -189,6 +193,7 @@ def _of_step(error: InfeasibleBudget, programs: Sequence[Program]) -> Infeasible
     for number, program in enumerate(programs):
         beside = programs[number - 1] if number and program.phase is Phase.BACKWARD else None
         beside_bytes = 0 if beside is None else resident_bytes(beside, program)
+        program = program if beside is None else replace(program, shared_bytes=gathers_bytes(beside))
         needed.append((least_bytes(program) + beside_bytes, program.name))
     smallest_bytes, name = max(needed)
     return InfeasibleBudget(
@@ -226,22 +231,24 @@ def make_plan(
         PlanError: the limit on communicators in flight cannot be kept.
     """
     asked = launches or Launches()
-    program, launches = _to_keep(program, strategy, launches)
+    program, launches = _to_keep(replace(program, shared_bytes=budget.shared_bytes), strategy, launches)
     written = _Written.of(program, hardware, budget, measured)
     _check_feasible(written)
     by_unit = isinstance(strategy, BackwardPre | BackwardPost)  # which count units, and gather none further ahead
     found = variants(program, written.price, launches.target_bytes, across_units=not by_unit)
     within_bytes = written.graph_budget_bytes
     if launches.order == "agreed":
-        chosen = choose_alike(found, Terms(strategy, budget, within_bytes, launches.asked), written.price)
+        terms = Terms(strategy, budget, within_bytes, launches.asked, launches.final_places)
+        chosen = choose_alike(found, terms, written.price)
     else:
         chosen = choose(as_asked(found, launches, within_bytes), strategy, within_bytes)
+        chosen = leased_if_shorter(chosen, written.price, budget, within_bytes) if launches.final_places else chosen
     broken = violations(program, apart(chosen.schedule.order, chosen.variant.groups))
     if broken:  # what was joined and how it is ordered, against the graph as it came
         safe = make_plan(program, hardware, parse(AsWritten.name), budget, launches=launches, measured=measured)
         return _dropped(broken[0], safe)
-    notes = unheeded(found, asked, chosen.variant, written.budget_bytes)
-    return written.plan(replace(chosen, notes=(*chosen.notes, *notes)), slower=_ASKED if launches.asked else _ALIKE)
+    kept = unheeded(found, asked, chosen.variant, written.budget_bytes)
+    return written.plan(replace(chosen, notes=(*chosen.notes, *kept)), slower=_ASKED if launches.asked else _ALIKE)
 
 
 def _to_keep(program: Program, strategy: Strategy, launches: Launches | None) -> tuple[Program, Launches]:
@@ -249,7 +256,7 @@ def _to_keep(program: Program, strategy: Strategy, launches: Launches | None) ->
     launches = launches or Launches()
     program = launches.bind(program)
     if isinstance(strategy, AsWritten):  # asked to change nothing; the order as written is that of all ranks
-        launches = replace(launches, coalesce="off", order="priced")
+        launches = replace(launches, coalesce="off", order="priced", final_places=False)
         program = replace(program, launches_fixed=launches.most_in_flight is not None)
     return program, launches
 
@@ -264,13 +271,16 @@ def replay(program: Program, hardware: Hardware, budget: Budget, pinned: Pinned)
     problem = unjoinable(program, pinned.groups) if pinned.fits(program) else "it is of another graph"
     if problem:
         raise PlanError(f"the saved plan of graph {program.name!r} cannot be used: {problem}")
-    program = replace(program, activations_free=pinned.activations_free)
+    program = replace(program, activations_free=pinned.activations_free, shared_bytes=budget.shared_bytes)
     written = _Written.of(program, hardware, budget, None)
-    variant = Variant.of(pinned.groups, coalesce(program, pinned.groups), written.price)
-    order = pinned.schedule.order
-    broken = violations(variant.problem.program, order) or violations(program, apart(order, pinned.groups))
+    joined, order = coalesce(program, pinned.groups), pinned.schedule.order
+    broken = violations(joined, order) or violations(program, apart(order, pinned.groups))
+    if not broken and pinned.offsets:
+        joined = placed(replace(joined, ops=tuple(map(joined.op, order))), dict(pinned.offsets))
+        broken = violations(joined, order)
     if broken:
         raise IllegalSchedule(f"the saved plan of graph {program.name!r} is illegal: {broken[0]}")
+    variant = Variant.of(pinned.groups, joined, written.price)
     decisions = explain(Placement(variant.problem.dag), _positions(variant.problem.program, order), "as saved")
     choice = Choice(variant, replace(pinned.schedule, decisions=decisions), ("the order is a saved one",))
     plan = written.plan(choice, slower="that is how it was saved")
@@ -334,7 +344,11 @@ class _Written:
         problem, order = chosen.variant.problem, chosen.schedule.order
         after = simulate(problem.program, problem.costs, order, label="scheduled")
         bound = bound_of(problem, order)
-        about = (*_slower(self, after, slower), *_bound_by_launches(bound, after), *_unpriced(problem.costs))
+        about = (
+            *notes.slower(self.simulation, after, slower),
+            *notes.by_launches(bound, after),
+            *notes.unpriced(problem.costs),
+        )
         return Plan(
             program=problem.program,
             coalesced=chosen.variant.groups,
@@ -373,28 +387,3 @@ def bound_of(problem: Problem, order: tuple[str, ...]) -> Bound:
     steps = [at[name] for name in fixed_compute(problem.program)]
     kept = all(first < second for first, second in itertools.pairwise(steps))
     return lower_bound(problem.dag, problem.costs, fixed=None if kept else ())
-
-
-def _slower(written: _Written, after: Simulation, why: str) -> tuple[str, ...]:
-    if after.step_us <= written.simulation.step_us:
-        return ()
-    as_written_us = written.simulation.step_us
-    return (f"predicted at {format_us(after.step_us)}, the order as written at {format_us(as_written_us)}: {why}",)
-
-
-def _bound_by_launches(bound: Bound, after: Simulation) -> tuple[str, ...]:
-    """Where the CPU is busy for nearly all of the step, no order helps; the note says what does."""
-    launching_us = bound.values[CPU_LANE]
-    if launching_us < _CPU_BOUND * after.step_us or not launching_us:
-        return ()
-    return (
-        f"bound by the CPU, which launches for {format_us(launching_us)} of {format_us(after.step_us)}: take "
-        "mode='reduce-overhead' (CUDA graphs), more tokens a step, or transport='nccl', which launches less",
-    )
-
-
-def _unpriced(costs: CostTable) -> tuple[str, ...]:
-    if not costs.unknown:
-        return ()
-    shown = ", ".join(costs.unknown[:5])
-    return (f"{len(costs.unknown)} ops priced by memory traffic alone (no formula): {shown}",)

@@ -23,7 +23,7 @@ from overlap_pass.schedule.pinned import Pinned, checked
 
 __all__ = ["SavedPlans", "pinned"]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ def pinned(program: Program, plan: Plan) -> Pinned:
     """A plan as it is saved, of the program as it came."""
     order = replace(plan.schedule, decisions=())
     free = plan.program.activations_free
-    return Pinned(program.name, program.digest, plan.coalesced, order, plan.skeleton, free)
+    offsets = tuple((name, lease.offset_bytes) for name, lease in plan.program.leases.items())
+    return Pinned(program.name, program.digest, plan.coalesced, order, plan.skeleton, free, offsets)
 
 
 def _name(rank: int, ranks: int) -> str:

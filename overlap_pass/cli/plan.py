@@ -42,11 +42,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--reduction", metavar="ring|exchange", help="with exchange gradients are sent as they are, summed on arrival"
     )
+    parser.add_argument(
+        "--final-places", metavar="auto|off", help="whether copies may put parameters where the peers fetch them from"
+    )
     add_output(parser, "page to write: .html with both timelines, or .json")
     parser.set_defaults(run=run)
 
 
-_CHOICES = ("reshard", "transport", "reduction")
+_CHOICES = ("reshard", "transport", "reduction", "final_places")
 
 
 def run(args: argparse.Namespace) -> int:

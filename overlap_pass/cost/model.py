@@ -123,10 +123,12 @@ def price(
 
 
 def _own_kernel_us(op: OpNode, program: Program, hardware: Hardware) -> float:
-    """A gather casts the shard to two places: into its result and for the peers. A finish reads all ranks' pieces."""
+    """A gather casts the shard to two places: into its result and for the peers, which are one where the result itself lies in
+    shared memory. A finish reads all ranks' pieces."""
     written_bytes = float(op.written_bytes)
     if op.collective is not None:
-        written_bytes *= 2 / op.collective.group_size
+        lease = program.leases.get(op.name)
+        written_bytes = (2 * written_bytes - (lease.final_bytes if lease else 0)) / op.collective.group_size
     kernel_us = hardware.compute.kernel_us + hardware.traffic_us(op.read_bytes + written_bytes)
     return kernel_us + _handshake_us(op, program, hardware)
 

@@ -37,6 +37,8 @@ class EdgeKind(enum.StrEnum):
     """Both are launches of a program whose launches keep their order (``Program.launches_fixed``)."""
     IN_FLIGHT = "in flight"
     """A wait, and a launch on another communicator that must not be in flight beside it (``Program.most_in_flight``)."""
+    PLACE = "place"
+    """A reader of a gathered parameter, and the launch that takes its place in shared memory (``Program.leases``)."""
 
 
 _Edges = dict[tuple[str, str], frozenset[EdgeKind]]
@@ -108,6 +110,9 @@ def _build(program: Program) -> DepGraph:
         for launch, waits in waited_before(program).items():
             for wait in waits:
                 _link(edges, wait, launch, EdgeKind.IN_FLIGHT)
+    for launch, lease in program.leases.items():
+        for reader in lease.behind:
+            _link(edges, reader, launch, EdgeKind.PLACE)
     _add_fences(edges, program)
     return DepGraph(program, edges)
 

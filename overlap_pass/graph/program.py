@@ -14,7 +14,18 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-__all__ = ["Category", "Collective", "CollectiveKind", "OpKind", "OpNode", "Phase", "Program", "Role", "Storage"]
+__all__ = [
+    "Category",
+    "Collective",
+    "CollectiveKind",
+    "Lease",
+    "OpKind",
+    "OpNode",
+    "Phase",
+    "Program",
+    "Role",
+    "Storage",
+]
 
 
 class OpKind(enum.StrEnum):
@@ -172,6 +183,34 @@ class Storage:
     held: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The place of a gather by copy in the memory that the ranks share, where some of its results lie themselves.
+
+    Attributes:
+        capacity_bytes: of that memory, the same for all of a communicator.
+        offset_bytes, size_bytes: which bytes of it.
+        final: for each of its results, whether it lies there; of the others only what the peers fetch from here does.
+        final_bytes: size of those that do, together. Their storages have no bytes of their own.
+        behind: ops that read what lay there before: only behind them may anything be put there.
+    """
+
+    capacity_bytes: int
+    offset_bytes: int
+    size_bytes: int
+    final: tuple[bool, ...]
+    final_bytes: int
+    behind: tuple[str, ...] = ()
+
+    @property
+    def end_bytes(self) -> int:
+        return self.offset_bytes + self.size_bytes
+
+    def meets(self, other: Lease) -> bool:
+        """Whether both places have bytes in common."""
+        return self.offset_bytes < other.end_bytes and other.offset_bytes < self.end_bytes
+
+
 @dataclass(frozen=True)
 class Program:
     """A graph in its order as written: ``ops[0]`` runs first and ``ops[-1]`` is the output.
@@ -183,6 +222,8 @@ class Program:
         launches_fixed: the launches keep this order in every schedule (``schedule.agreement``).
         activations_free: launches of activation collectives may change places with each other where data allow.
         most_in_flight: so many communicators at most have launches that are not waited for yet; ``None`` for no limit.
+        leases: launch → its place, of all launches of a communicator or of none; those keep their order.
+        shared_bytes: memory that the ranks share for the gathers of the graph before, and go on sharing.
     """
 
     name: str
@@ -193,6 +234,8 @@ class Program:
     launches_fixed: bool = False
     activations_free: bool = False
     most_in_flight: int | None = None
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    shared_bytes: int = 0
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -216,6 +259,11 @@ class Program:
             if op.kind is OpKind.WAIT and op.launch is not None:
                 found[op.launch].append(op.name)
         return {name: tuple(waits) for name, waits in found.items()}
+
+    def results(self, launch: OpNode) -> tuple[int, ...]:
+        """Storages of what is waited for of a launch, in the order of its inputs; not those that it needs to send."""
+        waited = {storage for name in self.waits_of[launch.name] for storage in self.op(name).storages}
+        return tuple(storage for storage in launch.storages if storage in waited)
 
     @cached_property
     def launches(self) -> tuple[OpNode, ...]:
@@ -263,6 +311,8 @@ class Program:
             "launches_fixed": self.launches_fixed,
             "activations_free": self.activations_free,
             "most_in_flight": self.most_in_flight,
+            "leases": {name: asdict(lease) for name, lease in self.leases.items()},
+            "shared_bytes": self.shared_bytes,
         }
 
     @classmethod
@@ -276,7 +326,13 @@ class Program:
             launches_fixed=data.get("launches_fixed", False),
             activations_free=data.get("activations_free", False),
             most_in_flight=data.get("most_in_flight"),
+            leases={name: _lease_from_json(lease) for name, lease in data.get("leases", {}).items()},
+            shared_bytes=data.get("shared_bytes", 0),
         )
+
+
+def _lease_from_json(data: Mapping[str, Any]) -> Lease:
+    return Lease(**{**data, "final": tuple(data["final"]), "behind": tuple(data["behind"])})
 
 
 def _op_from_json(data: Mapping[str, Any]) -> OpNode:

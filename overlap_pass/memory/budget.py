@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TypeVar
 
 from overlap_pass.errors import OptionError
 from overlap_pass.graph.program import CollectiveKind, Program, Role
+from overlap_pass.memory.staging import staging_bytes
 from overlap_pass.units import parse_bytes
 
 __all__ = ["Absolute", "Beside", "Budget", "Extra", "Factor", "Fsdp2", "Unlimited"]
@@ -46,10 +47,12 @@ class Budget:
         resident_bytes: what the process holds beside what the graph names; counted in peak and bound.
         cpu_ahead_us: how far the CPU is ahead of the device when the graph begins. No part of the bound; like the other, known
             only from the graph before.
+        shared_bytes: what the ranks share for the gathers of the graph before.
     """
 
     resident_bytes: int = 0
     cpu_ahead_us: float = 0.0
+    shared_bytes: int = 0
 
     @property
     def spec(self) -> str:
@@ -177,21 +180,34 @@ class Factor(Budget):
 @dataclass(frozen=True)
 class Beside(Budget):
     """Another budget, for a graph that comes behind another, as the backward of a step does: the process holds what only the
-    forward reads (:func:`overlap_pass.memory.ledger.resident_bytes`), and the CPU has run ahead."""
+    forward reads (:func:`overlap_pass.memory.ledger.resident_bytes`) and what was shared for it, and the CPU has run ahead.
+
+    Attributes:
+        staged_bytes: what would have been shared for it if no parameter lay there itself; what is beyond counts against the
+            budget, as the order as written would not need it.
+    """
 
     budget: Budget
     resident_bytes: int
     cpu_ahead_us: float = 0.0
+    shared_bytes: int = 0
+    staged_bytes: int = 0
 
     @property
     def spec(self) -> str:
         return self.budget.spec
 
     def resolve(self, program: Program, as_written_peak_bytes: int) -> int | None:
-        return self.budget.resolve(program, as_written_peak_bytes)
+        return self.budget.resolve(program, as_written_peak_bytes - self._spent_bytes(program))
 
     def extra_over_written(self, program: Program) -> int | None:
-        return self.budget.extra_over_written(program)
+        extra_bytes = self.budget.extra_over_written(program)
+        return None if extra_bytes is None else extra_bytes - self._spent_bytes(program)
+
+    def _spent_bytes(self, program: Program) -> int:
+        """What the forward has taken of the budget for good, to let parameters lie in shared memory."""
+        shared, staged = (replace(program, shared_bytes=size) for size in (self.shared_bytes, self.staged_bytes))
+        return staging_bytes(shared) - staging_bytes(staged)
 
 
 @dataclass(frozen=True, slots=True)

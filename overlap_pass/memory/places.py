@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "aligned", "laid_out", "tenancies"]
+__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "Tenants", "aligned", "laid_out", "tenancies"]
 
 ALIGNMENT = 256
 """Places start at multiples of this many bytes: what a vectorised kernel and a copy engine like."""
@@ -30,16 +30,22 @@ class Place:
         offset: first byte.
         word: index of the words that tell how far the ranks are with this launch.
         awaited: indices of the words whose launches must have left before this one puts anything there, oldest first.
+        final: bit by bit, which tensors of a gather lie there themselves, with the rows of all ranks.
     """
 
     capacity_bytes: int
     offset: int
     word: int
     awaited: tuple[int, ...] = ()
+    final: int = 0
 
     @property
     def numbers(self) -> list[int]:
-        return [self.capacity_bytes, self.offset, self.word, *self.awaited]
+        return [self.capacity_bytes, self.offset, self.word, self.final, *self.awaited]
+
+    def is_final(self, number: int) -> bool:
+        """Whether a tensor, counted from 0, lies there itself."""
+        return bool(self.final >> number & 1)
 
     def shifted(self, by_bytes: int) -> Place:
         """The part of the place that begins ``by_bytes`` behind its start, for whoever has no need to wait again."""
@@ -49,8 +55,8 @@ class Place:
     @cache
     def of(*numbers: int) -> Place:
         """The inverse of :attr:`numbers`."""
-        capacity_bytes, offset, word, *awaited = numbers
-        return Place(capacity_bytes, offset, word, tuple(awaited))
+        capacity_bytes, offset, word, final, *awaited = numbers
+        return Place(capacity_bytes, offset, word, tuple(awaited), final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,31 @@ class Landlord:
         return start, after
 
 
+class Tenants:
+    """Who lies where in memory whose places are settled, while the gathers of one channel come in their order."""
+
+    def __init__(self) -> None:
+        self._there: list[tuple[int, int, int, bool]] = []
+        self._count, self._over = 0, -1
+
+    def take(self, start: int, end: int, final: bool) -> tuple[list[int], int | None]:
+        """The next launch comes: who lay in its bytes, oldest first, and who must be over before (they are so in their order).
+
+        Args:
+            final: its results lie there themselves, so that all has been read when the next one comes. Who has read them has
+                waited for the launch, and it was over then.
+        """
+        gone = [tenant for tenant in self._there if tenant[0] < end and start < tenant[1]]
+        self._there = [tenant for tenant in self._there if tenant not in gone]
+        self._there.append((start, end, self._count, final))
+        self._over = max(self._over, *(number for *_, number, was_read in gone if was_read), -1)
+        awaited = max(self._count - WORDS, *(number for *_, number, was_read in gone if not was_read), -1)
+        needed = awaited if awaited > self._over else None
+        self._over = max(self._over, awaited)
+        self._count += 1
+        return [number for *_, number, _ in gone], needed
+
+
 def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: bool = False) -> tuple[Tenancy, ...]:
     """Places for the launches of one channel in one graph, in the order in which they are launched.
 
@@ -113,12 +144,18 @@ def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: b
 
 
 @cache
-def laid_out(sizes_bytes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Where each of several pieces starts in the place of their launch, and how many bytes they take together."""
-    starts, end = [], 0
-    for size_bytes in sizes_bytes:
-        starts.append(end)
-        end += aligned(size_bytes)
+def laid_out(sizes_bytes: tuple[int, ...], final: int = 0, ranks: int = 1) -> tuple[tuple[int, ...], int]:
+    """Where each of several pieces starts in the place of their launch, and how many bytes they take together.
+
+    Args:
+        final: bit by bit, which pieces lie there from all of ``ranks``: those come first, the others one after the other.
+    """
+    starts, end = [0] * len(sizes_bytes), 0
+    for with_all in (1, 0):
+        for number, size_bytes in enumerate(sizes_bytes):
+            if final >> number & 1 == with_all:
+                starts[number] = end
+                end += aligned(size_bytes * ranks if with_all else size_bytes)
     return tuple(starts), end
 
 

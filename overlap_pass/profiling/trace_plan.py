@@ -164,7 +164,8 @@ def plan_model(
             any size can be built, and no value can be read (so no further mesh can be made in it).
         world_size: ranks, which is a mesh of one dimension; or the mesh's shape, ``(2, 4)`` for two replicas of four shards
             each (dimensions ``replicate`` and ``shard``).
-        options: the backend's options (strategy, memory_budget, hardware, coalesce, reshard, transport, reduction, mode).
+        options: the backend's options (strategy, memory_budget, hardware, coalesce, reshard, transport, reduction,
+            final_places, mode).
         title: what the report calls it.
         setting: (name, value) pairs for the report.
         progress: called with what is being done.
@@ -190,6 +191,7 @@ def plan_model(
         ("coalesce", str(config.coalesce)),
         ("transport", config.transport),
         ("reduction", config.reduction),
+        ("final places", config.final_places),
         ("mode", config.mode),
         *(() if by_budget is None else by_budget.setting()),
         ("torch", torch.__version__),

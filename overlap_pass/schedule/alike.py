@@ -17,6 +17,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.once import once
 from overlap_pass.graph.program import Program
 from overlap_pass.memory.budget import Budget
+from overlap_pass.memory.leases import leased
 from overlap_pass.memory.ledger import peak
 from overlap_pass.schedule.agreement import (
     COMPUTE_PER_TRAFFIC,
@@ -29,6 +30,7 @@ from overlap_pass.schedule.choice import Choice, choose
 from overlap_pass.schedule.early import launch_at_once
 from overlap_pass.schedule.explain import told_again
 from overlap_pass.schedule.in_flight import hold_back, kept_in_flight
+from overlap_pass.schedule.leasing import leaves_room, pays
 from overlap_pass.schedule.placement import Placement, place
 from overlap_pass.schedule.room import Room
 from overlap_pass.schedule.strategies.as_written import AsWritten
@@ -49,9 +51,15 @@ _NEAR = 0.01
 """Between two ways of joining whose steps at reference prices differ by less, what is added decides, where the budget bounds it:
 what it leaves is what launches are placed in."""
 
+_LEASED_AHEAD = (0, 1, 2)
+"""How many launches earlier than in the agreed order places let a gather be made."""
+
+_WORTH_MEMORY = 0.001
+"""Steps at reference prices that differ by less are equal where places are chosen, and what adds least decides."""
+
 LOCAL = (
-    "the memory budget leaves no room for the order of launches that all ranks share; the one that fits is shared by ranks "
-    "whose graphs have the same sizes"
+    "the memory budget leaves no room for the order of launches that all ranks share, or for its places; the one that fits is "
+    "shared by ranks whose graphs have the same sizes"
 )
 """The note of a plan whose launches were ordered by local memory."""
 
@@ -64,21 +72,28 @@ class Terms:
         budget: as the user said it.
         budget_bytes: what it leaves for this graph on this rank, ``None`` for no bound.
         asked: what may be joined is what was asked for, so it is joined wherever the budget allows it.
+        final_places: gathers by copy may have leases (``memory.leases``).
     """
 
     strategy: Strategy
     budget: Budget
     budget_bytes: int | None
     asked: bool = False
+    final_places: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Launches joined as in ``variant``, in an order that they keep, and what that adds to the order as written."""
+    """Launches joined as in ``variant``, in an order that they keep, and what that adds to the order as written.
+
+    Attributes:
+        costs: prices of its launches, if these have leases; else those of the variant are, which no order changes.
+    """
 
     variant: Variant
     ordered: Program
     added_bytes: int = 0
+    costs: CostTable | None = None
 
 
 def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Program], CostTable]) -> Choice:
@@ -88,27 +103,34 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
        allowance that adds no more than the budget allows: the one that is best at reference prices (next to it: what adds least,
        then the fewest changes). Then all its shares, from what adds least on: the last that is clearly shorter than those before
        it is the order of all ranks.
-    2. If it does not fit on this rank, smaller shares, then the order as written, then that of least memory. These look at
-       local memory, and :data:`LOCAL` says so.
+    2. That order with leases for its gathers by copy, if it is better at reference prices and adds no more than the budget
+       allows.
+    3. If neither fits on this rank, smaller shares, then the order as written, then that of least memory. These look at local
+       memory, and :data:`LOCAL` says so.
 
     Args:
         found: the program as it came, then what its launches could be joined to.
     """
     written = found[0]
-    bench = _Bench(written, terms)
+    bench = _Bench(written, terms, price)
     shared = bench.shared(found)
-    fitting = next(c for c in (shared, *_local(written, shared)) if _fits(c.ordered, terms.budget_bytes))
-    problem = Problem(build_dag(fitting.ordered), price(fitting.ordered), None)
-    chosen = choose([replace(fitting.variant, problem=problem)], terms.strategy, terms.budget_bytes)
-    notes = chosen.notes if fitting is shared else (*chosen.notes, LOCAL)
-    return Choice(fitting.variant, _against_written(chosen.schedule, fitting.variant.problem), notes)
+    best = bench.leased(shared)
+    fitting = next(c for c in (best, shared, *_local(written, shared)) if _fits(c.ordered, terms))
+    problem = Problem(build_dag(fitting.ordered), fitting.costs or price(fitting.ordered), None)
+    ordered = replace(fitting.variant, problem=problem)
+    chosen = choose([ordered], terms.strategy, terms.budget_bytes)
+    notes = chosen.notes if fitting is best else (*chosen.notes, LOCAL)
+    schedule = _against_written(chosen.schedule, fitting.variant.problem)
+    return Choice(ordered if fitting.ordered.leases else fitting.variant, schedule, notes)
 
 
 class _Bench:
     """Makes and judges candidates by what no rank sees differently."""
 
-    def __init__(self, written: Variant, terms: Terms) -> None:
+    def __init__(self, written: Variant, terms: Terms, price: Callable[[Program], CostTable]) -> None:
         self._written, self._strategy, self._asked = written, terms.strategy, terms.asked
+        self._ahead, self._price = _LEASED_AHEAD if terms.final_places else (), price
+        self._budget = terms.budget
         self._extra_bytes = terms.budget.extra_over_written(written.problem.program)
         self._known: dict[tuple[str, ...], list[float]] = {}
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
@@ -138,6 +160,31 @@ class _Bench:
                 best = candidate
         return best
 
+    def leased(self, shared: _Candidate) -> _Candidate:
+        """The order of all ranks with leases for its gathers by copy, if it is shorter so; else as it is."""
+        if shared.ordered.leases:
+            return shared
+        return self._best([shared, *self._with_leases(shared.variant, shared.ordered)], _WORTH_MEMORY)
+
+    def _with_leases(self, variant: Variant, ordered: Program) -> Iterator[_Candidate]:
+        """An order with leases, with room for the most launches ahead first, as far as the budget allows it."""
+        fitting: list[_Candidate] = []
+        for ahead in self._ahead:
+            program = leased(ordered, ahead)
+            if not program.leases or not self._may_have(program):
+                break
+            costs = fitting[0].costs if fitting else self._price(program)  # which no place changes
+            if costs is None or not pays(program, costs, variant.problem.costs):
+                break
+            fitting.append(_Candidate(variant, program, self._added_bytes(program), costs))
+        yield from reversed(fitting)
+
+    def _may_have(self, program: Program) -> bool:
+        """Whether the budget, as far as it says what it adds, allows leases here and with the backward to come."""
+        if self._extra_bytes is None:
+            return True
+        return not self._exceeds(self._added_bytes(program)) and leaves_room(program, self._budget, self._extra_bytes)
+
     def _unmoved(self, found: _Candidate) -> _Candidate:
         """The order as written, where launches keep their places in it: how far ahead they stand is not what is agreed on, and
         should not depend on the budget."""
@@ -153,9 +200,17 @@ class _Bench:
 
     def _allowed(self, variant: Variant, orders: Iterator[Program]) -> Iterator[_Candidate]:
         for ordered in filter(None, map(hold_back, orders)):
-            added = added_bytes(self._written.problem.program, ordered)
-            if self._extra_bytes is None or added <= self._extra_bytes:
+            added = self._added_bytes(ordered)
+            if not self._exceeds(added):
                 yield _Candidate(variant, ordered, added)
+            else:  # with leases it may hold less
+                yield from self._with_leases(variant, ordered)
+
+    def _added_bytes(self, ordered: Program) -> int:
+        return added_bytes(self._written.problem.program, ordered)
+
+    def _exceeds(self, added: int) -> bool:
+        return self._extra_bytes is not None and added > self._extra_bytes
 
     def _orders(self, variant: Variant, *, as_written: bool) -> Iterator[Program]:
         """FSDP's own policies look at no price and no memory: their order is all ranks' as it is. Else smaller shares."""
@@ -187,7 +242,7 @@ class _Bench:
         """At each kind of step, with all launched as early as the order of launches lets it and waited for when needed."""
         if launches in self._known:
             return self._known[launches]
-        program, costs = candidate.ordered, candidate.variant.problem.costs  # of launches, which no order changes
+        program, costs = candidate.ordered, candidate.costs or candidate.variant.problem.costs
         placement = Placement.of_program(program)
         order = place(placement, launch_at_once(placement))
         steps_us = []
@@ -202,7 +257,12 @@ class _Bench:
 
 
 def _launched(candidate: _Candidate) -> tuple[str, ...]:
-    return tuple(op.name for op in candidate.ordered.launches)
+    """Its launches in their order, with their places where these are settled."""
+    leases = candidate.ordered.leases
+    return tuple(
+        f"{op.name} at {leases[op.name].offset_bytes}" if op.name in leases else op.name
+        for op in candidate.ordered.launches
+    )
 
 
 def _as_written(written: Variant) -> _Candidate:
@@ -227,7 +287,10 @@ def _local(written: Variant, shared: _Candidate) -> Iterator[_Candidate]:
     yield _Candidate(written, kept_in_flight(_fixed(written, tight)))
 
 
-def _fits(program: Program, budget_bytes: int | None) -> bool:
+def _fits(program: Program, terms: Terms) -> bool:
+    budget_bytes = terms.budget_bytes
+    if program.leases and not leaves_room(program, terms.budget, budget_bytes):
+        return False
     if budget_bytes is None or peak(program).peak_bytes <= budget_bytes:
         return True
     return once(Placement.of_program(program), Room.of).smallest_bytes <= budget_bytes

@@ -24,11 +24,13 @@ class Launches:
             rank's prices, for ranks whose graphs have the same sizes; ``"free"`` is that with activation collectives that may
             change places with each other.
         most_in_flight: communicators with launches that are not waited for, at most; ``None`` for no limit.
+        final_places: gathers by copy may put parameters where the peers fetch them from (``memory.leases``).
     """
 
     coalesce: Coalesce = "auto"
     order: LaunchOrder = "agreed"
     most_in_flight: int | None = None
+    final_places: bool = True
 
     def bind(self, program: Program) -> Program:
         """The program with what its schedules have to keep, and may leave.

@@ -27,6 +27,7 @@ class Pinned:
         schedule: the order of the program with these joined. Of its decisions none is kept.
         launches: hash of the launches (``schedule.skeleton``), so that a file that was changed by hand is found out.
         activations_free: whether activation collectives were allowed to change places.
+        offsets: where gathers by copy begin in the memory that the ranks share, if parameters lie there themselves.
     """
 
     graph: str
@@ -35,6 +36,7 @@ class Pinned:
     schedule: Schedule
     launches: str
     activations_free: bool = False
+    offsets: tuple[tuple[str, int], ...] = ()
 
     def fits(self, program: Program) -> bool:
         return self.digest == program.digest
@@ -48,6 +50,7 @@ class Pinned:
             "strategy": self.schedule.strategy,
             "joined": [list(group.members) for group in self.groups],
             "order": list(self.schedule.order),
+            "offsets": dict(self.offsets),
         }
 
     @classmethod
@@ -56,7 +59,10 @@ class Pinned:
         joined = [Group(_names(members, "joined")) for members in checked(data, "joined", list)]
         schedule = Schedule(checked(data, "strategy", str), _names(checked(data, "order", list), "order"))
         graph, digest, launches = (checked(data, name, str) for name in ("graph", "digest", "launches"))
-        return cls(graph, digest, tuple(joined), schedule, launches, checked(data, "activations_free", bool))
+        places = checked(data, "offsets", dict)
+        offsets = tuple((name, checked(places, name, int)) for name in places)
+        free = checked(data, "activations_free", bool)
+        return cls(graph, digest, tuple(joined), schedule, launches, free, offsets)
 
 
 def checked(data: object, name: str, kind: type[_Kind]) -> _Kind:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from overlap_pass.cost.hardware import Hardware
@@ -23,6 +23,7 @@ from overlap_pass.graph.dag import build_dag
 from overlap_pass.graph.program import OpKind, Program
 from overlap_pass.memory.budget import Budget
 from overlap_pass.memory.ledger import peak, resident_bytes
+from overlap_pass.memory.staging import gathers_bytes
 from overlap_pass.schedule.coalescing import coalesce, groups_of
 from overlap_pass.schedule.kept import Gathered, gathered_twice, keep_in_backward, keep_in_forward
 from overlap_pass.schedule.placement import Placement
@@ -135,7 +136,8 @@ class _Step:
         self.gathers = gathered_twice(forward, backward)
 
     def kept(self, gathers: Sequence[Gathered]) -> tuple[Program, Program]:
-        return keep_in_forward(self._forward, gathers), keep_in_backward(self._backward, gathers)
+        forward, backward = keep_in_forward(self._forward, gathers), keep_in_backward(self._backward, gathers)
+        return forward, replace(backward, shared_bytes=gathers_bytes(_joined(forward)))
 
     def ranked(self, budget_bytes: int | None) -> tuple[Gathered, ...]:
         """By time saved per byte held, then by first need in backward."""
@@ -177,10 +179,14 @@ class _Step:
         return self._quick_us(forward, limit_bytes) + self._quick_us(backward, left_bytes)
 
     def _quick_us(self, program: Program, budget_bytes: int | None) -> float:
-        joined = coalesce(program, groups_of(program, _QUICK_BYTES))
+        joined = _joined(program)
         costs = price(joined, self._hardware)
         schedule = _QUICK.schedule(Problem(build_dag(joined), costs, budget_bytes))
         return simulate(joined, costs, schedule.order).step_us
+
+
+def _joined(program: Program) -> Program:
+    return coalesce(program, groups_of(program, _QUICK_BYTES))
 
 
 def _hidden_price(program: Program, costs: CostTable) -> float:

@@ -1,7 +1,7 @@
 """The launches of an order, one line each: what all ranks of a communicator must agree on, and where two do not.
 
-A line says who talks (communicator, how many ranks), what (kind, dtype, bytes, carrier) and for whom (the parameter); of
-activation collectives no bytes, which are those of a rank's batch. Ranks whose lines are the same launch the same
+A line says who talks (communicator, how many ranks), what (kind, dtype, bytes, carrier), for whom (the parameter) and where
+it lies in shared memory, if that is settled; of activation collectives no bytes, which are those of a rank's batch. Ranks whose lines are the same launch the same
 collectives in the same order; the hash of the lines is the plan's.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from overlap_pass.graph.program import Collective, Program, Role
+from overlap_pass.graph.program import Collective, Lease, Program, Role
 
 __all__ = ["difference", "hash_of", "lines_of"]
 
@@ -23,8 +23,15 @@ def lines_of(program: Program, order: Sequence[str]) -> tuple[str, ...]:
     for name in order:
         collective = program.op(name).collective
         if collective is not None:
-            lines.append(_line_of(collective))
+            lines.append(_line_of(collective) + _place_of(program.leases.get(name)))
     return tuple(lines)
+
+
+def _place_of(lease: Lease | None) -> str:
+    if lease is None:
+        return ""
+    final = "".join(str(int(one)) for one in lease.final)
+    return f", at {lease.offset_bytes} B of shared memory ({final})"
 
 
 def _line_of(collective: Collective) -> str:

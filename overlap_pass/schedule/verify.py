@@ -9,6 +9,8 @@ The order is replayed step by step against the state that each op needs:
 * random draws and opaque ops keep their order, and nothing that communicates, draws or writes crosses an opaque op;
 * activation collectives keep their order over all groups unless the program lets them loose, and so do all launches where
   the program says so; every launch keeps its waits;
+* what is put into shared memory stands behind all that reads what lay there before, and nothing that lies there leaves the
+  graph;
 * no more communicators are in flight than the program allows.
 """
 
@@ -51,7 +53,7 @@ class _Promises:
 
     def __init__(self, program: Program) -> None:
         self._index = program.index
-        self._pairs = [*_data(program), *_sequences(program), *_storages(program)]
+        self._pairs = [*_data(program), *_sequences(program), *_storages(program), *_places(program)]
         self._first, self._second = (
             np.array([program.index[pair[side]] for pair in self._pairs], dtype=np.int64) for side in (0, 1)
         )
@@ -168,6 +170,30 @@ def _storages(program: Program) -> Iterator[_Pair]:
                 if before and storage in program.op(before[0]).writes:
                     yield before[0], op.name, "{1} and the write of {0} to the same memory change places"
                 before.append(op.name)
+
+
+def _places(program: Program) -> Iterator[_Pair]:
+    """All that reads a result in shared memory, and the first launch behind its own that takes bytes of its place."""
+    leased = [op for op in program.launches if op.name in program.leases]
+    touching: dict[int, list[str]] = {}
+    for op in program.ops:
+        if op.kind in (OpKind.COMPUTE, OpKind.OUTPUT):
+            for storage in _uses(program, op):
+                touching.setdefault(storage, []).append(op.name)
+    for number, op in enumerate(leased):
+        lease = program.leases[op.name]
+        taker = next((one for one in leased[number + 1 :] if _share_bytes(program, op, one)), None)
+        for storage in itertools.compress(program.results(op), lease.final):
+            for name in touching.get(storage, ()):
+                if program.op(name).kind is OpKind.OUTPUT:
+                    yield name, op.name, "{0} hands out what {1} puts into shared memory"
+                elif taker is not None:
+                    yield name, taker.name, "{1} takes the place of what {0} reads"
+
+
+def _share_bytes(program: Program, one: OpNode, other: OpNode) -> bool:
+    same = one.collective and other.collective and one.collective.group == other.collective.group
+    return bool(same) and program.leases[one.name].meets(program.leases[other.name])
 
 
 def _uses(program: Program, op: OpNode) -> set[int]:

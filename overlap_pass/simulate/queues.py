@@ -13,8 +13,8 @@ import numpy as np
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.model import CostTable
 from overlap_pass.errors import IllegalSchedule
-from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Program
-from overlap_pass.memory.places import Landlord
+from overlap_pass.graph.program import Collective, CollectiveKind, Lease, OpKind, OpNode, Program
+from overlap_pass.memory.places import Landlord, Tenants
 from overlap_pass.memory.staging import Channel, capacities_bytes, channel_of, staged_bytes
 
 __all__ = ["ComputeQueue", "Issuer", "Item", "LaunchAfter", "Queues"]
@@ -98,17 +98,22 @@ class ComputeQueue:
 
 
 class _Staging:
-    """The staging memory of copy engines, used round and round: a launch waits until its place is free again."""
+    """The memory that copy engines share, used round and round, or as settled before: a launch waits until its place is free."""
 
     def __init__(self, capacities: Mapping[Channel, int]) -> None:
         self._landlords = {channel: Landlord(capacity) for channel, capacity in capacities.items()}
+        self._leased: dict[Channel, Tenants] = {}
         self._tenants: dict[Channel, list[int]] = {channel: [] for channel in capacities}
 
-    def tenants_before(self, position: int, collective: Collective) -> list[int]:
-        """Launches whose place the launch at ``position`` takes over, oldest first."""
+    def tenants_before(self, position: int, collective: Collective, lease: Lease | None) -> list[int]:
+        """Launches that must have left before the one at ``position`` takes its place, oldest first."""
         channel = channel_of(collective)
         tenants = self._tenants[channel]
         tenants.append(position)
+        if lease is not None:
+            leased = self._leased.setdefault(channel, Tenants())
+            _, over = leased.take(lease.offset_bytes, lease.end_bytes, any(lease.final))
+            return [] if over is None else [tenants[over]]
         _, after = self._landlords[channel].give(staged_bytes(collective))
         return [tenants[index] for index in after]
 
@@ -246,7 +251,9 @@ class Issuer:
         What a gather casts may only be put there when the peers have fetched what was there before; they have when this
         rank has, for all do the same. Gradients that lie there are summed first, which ``rewrite.places`` moves here.
         """
-        tenants, program = queues.staging.tenants_before(position, collective), self._program
+        program = self._program
+        lease = program.leases.get(program.ops[position].name)
+        tenants = queues.staging.tenants_before(position, collective, lease)
         if collective.kind is not CollectiveKind.ALL_GATHER:
             for tenant in tenants:
                 for wait in map(program.index.__getitem__, program.waits_of[program.ops[tenant].name]):

@@ -4,6 +4,7 @@
 
     gather     shard ─ cast ─┬─▶ own part of the result
                              └─▶ staging ── ready ──▶ peers copy it into their results ── gone ──▶ staging is free
+               shard ─ cast ───▶ own part of the result, in shared memory ── ready ──▶ peers copy it … (``memory.leases``)
     reduction  gradient rows of peer p ── copied into p's staging ── arrived ──▶ p sums in float32 ── gone ──▶ free
 
 Words are waited for on the channel's stream, and the compute stream waits for events of that: a word between two kernels
@@ -73,29 +74,37 @@ def start_gather(shards: Sequence[Tensor], dtype: torch.dtype, group_name: str, 
     Args:
         shards: this rank's rows of each, contiguous, as many on each rank.
         dtype: what travels.
-        place: in the staging memory, for what the peers fetch from here.
+        place: in the staging memory, for what the peers fetch from here, and for results that lie there themselves. All
+            that reads what lay there before has been launched.
     """
     from overlap_pass.transport.kernels import cast_to_both
 
     line = channel(group_name, "gather", shards[0].device)
     here = torch.cuda.current_stream()
     sizes = tuple(shard.numel() * dtype.itemsize for shard in shards)
-    starts, _ = laid_out(sizes)
+    starts, end = laid_out(sizes, place.final, line.ranks)
     staging = line.staging(place.capacity_bytes)
     if place.awaited:
         here.wait_event(line.left[place.awaited[-1]])  # launches are over in their order
     results = []
-    for shard in shards:
+    for number, (shard, start) in enumerate(zip(shards, starts, strict=True)):
         rows, *others = shard.shape
-        results.append(torch.empty((rows * line.ranks, *others), dtype=dtype, device=shard.device))
-    cast_to_both(shards, results, line.rank, (staging.typed(dtype), place.offset // dtype.itemsize))
+        if place.is_final(number):
+            results.append(staging.final.at(place.offset + start, (rows * line.ranks, *others), dtype))
+        else:
+            results.append(torch.empty((rows * line.ranks, *others), dtype=dtype, device=shard.device))
+            end = min(start, end)
+    cast_to_both(
+        shards, results, line.rank, (staging.typed(dtype), (place.offset + end) // dtype.itemsize), place.final
+    )
     line.stream.wait_event(here.record_event())
     line.take(place.word)
     line.tell_ready(place.word)
     for peer in line.peers:
         line.await_ready(peer, place.word)
         source = staging.addresses[peer] + place.offset
-        for result, start, size in zip(results, starts, sizes, strict=True):
+        for number, (result, start, size) in enumerate(zip(results, starts, sizes, strict=True)):
+            start += peer * size if place.is_final(number) else 0
             driver.copy(line.stream, result.data_ptr() + peer * size, source + start, size)
     line.tell_gone(line.stream, place.word)
     # Part of the launch, not of the next one there: all streams of a recorded graph have to end in its compute.

@@ -27,7 +27,7 @@ _AT_ONCE = 8
 
 @triton.jit(do_not_specialize=["unit"])
 def _cast_to_both(  # type: ignore[no-untyped-def]
-    shards, results, counts, staging, unit, RANK: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr
+    shards, results, counts, staged, staging, unit, RANK: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr
 ):
     block = tl.program_id(0)
     unit = unit.to(tl.int64)
@@ -38,10 +38,10 @@ def _cast_to_both(  # type: ignore[no-untyped-def]
             at = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             inside = at < count
             value = tl.load(shards[number] + at, mask=inside).to(staging.dtype.element_ty)
-            tl.store(staging + unit * UNIT + at, value, mask=inside)
+            tl.store(staging + unit * UNIT + at, value, mask=at < staged[number])
             tl.store(results[number] + RANK * count.to(tl.int64) + at, value, mask=inside)
         block -= blocks
-        unit += tl.cdiv(count, UNIT)
+        unit += tl.cdiv(staged[number], UNIT)
 
 
 @triton.jit
@@ -67,14 +67,17 @@ def _sum_pieces(  # type: ignore[no-untyped-def]
     tl.store(out + at, (total * scale).to(out.dtype.element_ty), mask=inside)
 
 
-def cast_to_both(shards: Sequence[Tensor], results: Sequence[Tensor], rank: int, staging: Place) -> None:
-    """Write contiguous shards, cast, to both places where they are needed.
+def cast_to_both(
+    shards: Sequence[Tensor], results: Sequence[Tensor], rank: int, staging: Place, final: int = 0
+) -> None:
+    """Write contiguous shards, cast, to both places where they are needed; to one where that is the same.
 
     Args:
         shards: this rank's rows of each parameter.
         results: the gathered parameters, contiguous; this rank's rows are filled.
         staging: where the shards go one after the other, as :func:`~overlap_pass.memory.places.laid_out` has them, in the
             dtype of the results; its offset is a multiple of the alignment.
+        final: bit by bit, which of them need not, as the peers fetch the result's rows themselves.
     """
     staged, offset = staging
     unit_elements = ALIGNMENT // staged.itemsize
@@ -82,19 +85,21 @@ def cast_to_both(shards: Sequence[Tensor], results: Sequence[Tensor], rank: int,
     for start in range(0, len(shards), _AT_ONCE):
         sources, targets = shards[start : start + _AT_ONCE], results[start : start + _AT_ONCE]
         counts = tuple(shard.numel() for shard in sources)
+        staged_counts = tuple(0 if final >> start + number & 1 else count for number, count in enumerate(counts))
         # Two variants of the kernel, for one and for several; what is missing to several is repeated without elements.
         missing = 0 if len(sources) == 1 else _AT_ONCE - len(sources)
         _cast_to_both[(sum(-(-count // _BLOCK) for count in counts),)](
             (*sources, *sources[:1] * missing),
             (*targets, *targets[:1] * missing),
             (*counts, *[0] * missing),
+            (*staged_counts, *[0] * missing),
             staged,
             unit,
             RANK=rank,
             UNIT=unit_elements,
             BLOCK=_BLOCK,
         )
-        unit += sum(-(-count // unit_elements) for count in counts)
+        unit += sum(-(-count // unit_elements) for count in staged_counts)
 
 
 def sum_pieces(sent: Tensor, landed: Place, out: Tensor, scale: float, rank: tuple[int, int]) -> None:

@@ -59,7 +59,7 @@ def _gather_all(
     shards = [shard.contiguous() for shard in shards]
     copies = _copies(shards[0], True)
     if copies is None:
-        return collectives.start_gather(shards, dtype, group_name)
+        return collectives.start_gather(shards, dtype, group_name, Place.of(*place) if place else None)
     gathered: list[Tensor] = copies.start_gather(shards, dtype, group_name, Place.of(*place))
     return gathered
 

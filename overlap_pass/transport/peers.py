@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from overlap_pass.errors import TransportError
 from overlap_pass.memory.places import WORDS
 from overlap_pass.transport.driver import Words, submit
+from overlap_pass.transport.final import Final
 
 __all__ = ["Channel", "SharedBuffer", "channel", "release_channels", "shared_bytes"]
 
@@ -36,6 +37,7 @@ class SharedBuffer:
     Attributes:
         tensor: this rank's memory, as bytes.
         addresses: where each rank's memory begins, as seen from this device.
+        final: gathered parameters in this rank's memory.
     """
 
     def __init__(self, size_bytes: int, group_name: str, device: torch.device) -> None:
@@ -59,6 +61,7 @@ class SharedBuffer:
                 "run with transport='nccl'"
             ) from error
         self.addresses: list[int] = list(self._handle.buffer_ptrs)
+        self.final = Final(self.tensor)
         self._typed: dict[torch.dtype, torch.Tensor] = {}
         _alive.add(self)
 
@@ -111,12 +114,21 @@ class Channel:
         self._said: dict[tuple[Any, ...], Words] = {}
 
     def staging(self, capacity_bytes: int) -> SharedBuffer:
-        """Staging memory of so many bytes, made at the first call: then the host waits for the other ranks."""
-        found = self._staging.get(capacity_bytes)
-        if found is None:
-            found = self._staging[capacity_bytes] = SharedBuffer(capacity_bytes, self.group_name, self.device)
+        """Staging memory of so many bytes or more; made, while the host waits for the other ranks, where there is none yet.
+
+        Graphs share it: behind each, all that it put there has left. For a size it is the same memory at every call, as what
+        is made later is larger than all that is there.
+        """
+        found = self._staging.get(capacity_bytes) or self._large_enough(capacity_bytes)
+        self._staging[capacity_bytes] = found
         self.recorded = self.recorded or torch.cuda.is_current_stream_capturing()
         return found
+
+    def _large_enough(self, capacity_bytes: int) -> SharedBuffer:
+        sizes = [size for size in self._staging if size >= capacity_bytes]
+        if sizes:
+            return self._staging[min(sizes)]
+        return SharedBuffer(capacity_bytes, self.group_name, self.device)
 
     def take(self, word: int, awaited: Sequence[int] = ()) -> None:
         """Mark a word as taken, once all peers have left those that are awaited; as all of these, in the stream's order."""

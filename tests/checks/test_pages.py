@@ -69,7 +69,7 @@ def test_what_the_page_of_options_says_is_accepted_is_accepted():
 def test_every_option_is_read_by_the_backend():
     """By itself, or through the property of the options that it is part of."""
     through = {"hardware": "hardware_for"} | dict.fromkeys(
-        ("coalesce", "launch_order", "communicators_in_flight"), "launches"
+        ("coalesce", "launch_order", "communicators_in_flight", "final_places"), "launches"
     )
     read = {
         node.attr

@@ -10,7 +10,7 @@ the place of another one is seen::
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from compile_backends import compilation
-from overlap_pass.graph.program import Category, OpKind, Phase, Program, Role
+from overlap_pass.graph.program import Category, Lease, OpKind, Phase, Program, Role
 from overlap_pass.planning import Plan
 from tests.cpu.models import TinyLlama, TinyLlamaConfig, sharded_llama, tokens
 from tests.cpu.ranks import fake_ranks
@@ -81,8 +81,8 @@ def generated_code(into: Compiled) -> Iterator[None]:
 
     give_places = compilation.give_places
 
-    def placed(graph: torch.fx.Graph) -> None:
-        give_places(graph)
+    def placed(graph: torch.fx.Graph, leases: Mapping[str, Lease]) -> None:
+        give_places(graph, leases)
         into.orders.append([node.name for node in graph.nodes])
 
     class Module:

@@ -31,6 +31,17 @@ for sizes in ([1], [5], [10001], [4096, 7, 300], [3, 1, 4097, 2, 256, 128, 5, 64
             assert staged.equal(own)
             staged.zero_()
         assert not staging.any()  # nothing beside them
+        final = 0b0110110101  # those have one place, the others' lie close together
+        again = [torch.zeros(2 * size, dtype=torch.bfloat16) for size in sizes]
+        cast_to_both(shards, again, rank, (staging, 256), final)
+        assert all(map(torch.equal, again, results))
+        staged = [shard for number, shard in enumerate(shards) if not final >> number & 1]
+        starts, size_bytes = laid_out(tuple(2 * len(shard) for shard in staged))
+        for shard, start in zip(staged, starts):
+            at = staging[256 + start // 2 :][: len(shard)]
+            assert torch.allclose(at.float(), shard, rtol=2**-7)
+            at.zero_()
+        assert not staging.any()
 for count in (1, 5, 4096, 10001):
     for ranks in (2, 3, 4):
         for rank in range(ranks):

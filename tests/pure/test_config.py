@@ -46,8 +46,8 @@ def test_every_option_is_read():
 
 
 def test_what_is_said_of_launches_is_handed_on_together():
-    said = Config.from_options({"coalesce": "64MiB", "communicators_in_flight": 2}).launches
-    assert said == Launches(64 * 2**20, "agreed", 2)
+    said = Config.from_options({"coalesce": "64MiB", "communicators_in_flight": 2, "final_places": "off"}).launches
+    assert said == Launches(64 * 2**20, "agreed", 2, final_places=False)
 
 
 def test_an_option_set_to_none_keeps_its_default():
@@ -159,6 +159,7 @@ def test_the_digest_is_that_of_the_meaning_and_not_of_the_spelling():
         {"pure_namespaces": ["mylib"]},
         {"transport": "nccl"},
         {"reduction": "ring"},
+        {"final_places": "off"},
         {"reshard": "auto"},
         {"mode": "reduce-overhead"},
     ],

@@ -10,7 +10,7 @@ from overlap_pass.cost.collectives import collective_us
 from overlap_pass.cost.contention import Contention
 from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.cost.model import CostTable, price
-from overlap_pass.graph.program import Collective, CollectiveKind, OpKind, OpNode, Phase, Program, Role, Storage
+from overlap_pass.graph.program import Collective, CollectiveKind, Lease, OpKind, OpNode, Phase, Program, Role, Storage
 from overlap_pass.memory.ledger import peak
 from overlap_pass.memory.staging import staging_bytes
 from overlap_pass.simulate.engine import simulate
@@ -66,6 +66,15 @@ def test_the_cast_into_two_places_and_the_words_before_it_are_compute() -> None:
     assert costs.kernel_us["launch"] == pytest.approx(cast_us + H200.copy_engine.handshake_us)
     found = simulate(program, replace(costs, launch_us={}, beside_compute={}, contention=Contention()))
     assert found.compute_us == pytest.approx(costs.kernel_us["launch"] + costs.duration_us["mm"])
+
+
+def test_a_cast_into_shared_memory_writes_once() -> None:
+    program = gathering(by_copy=True)
+    program = replace(program, leases={"launch": Lease(400 * MB, 0, 400 * MB, (True,), 400 * MB)})
+    assert H200.copy_engine is not None
+    # 400 MB of float32 read, 200 MB of bfloat16 written once.
+    cast_us = H200.compute.kernel_us + H200.traffic_us(600 * MB)
+    assert price(program, H200).kernel_us["launch"] == pytest.approx(cast_us + H200.copy_engine.handshake_us)
 
 
 @pytest.mark.parametrize(("by_copy", "shares"), [(True, 2), (False, None)])
@@ -202,6 +211,16 @@ def test_a_cast_waits_until_the_peers_have_fetched_what_was_in_its_place() -> No
     spans = _spans(_burst(CollectiveKind.ALL_GATHER, 5), "launch")
     casts = [spans["compute", f"launch {number}"][0] for number in range(5)]
     assert casts == [0, 10, 20, 110, 210]
+
+
+def test_a_cast_waits_for_who_is_in_its_settled_place_and_for_no_other() -> None:
+    """Staged parts of five launches: the fourth comes to the second's place, and the fifth to one that nobody had."""
+    starts = (0, 200, 400, 200, 600)
+    program = _burst(CollectiveKind.ALL_GATHER, 5)
+    leases = {f"launch {n}": Lease(800 * MB, start * MB, 200 * MB, (False,), 0) for n, start in enumerate(starts)}
+    spans = _spans(replace(program, leases=leases), "launch")
+    # Copies end at 110, 210, 310, …
+    assert [spans["compute", f"launch {number}"][0] for number in range(5)] == [0, 10, 20, 210, 220]
 
 
 def test_gradients_are_summed_before_others_take_their_place() -> None:

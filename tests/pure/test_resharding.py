@@ -13,6 +13,7 @@ from overlap_pass.cost.hardware import load_hardware
 from overlap_pass.graph.program import OpKind, Phase, Program
 from overlap_pass.memory.budget import Absolute, Beside, Budget, Unlimited
 from overlap_pass.memory.ledger import peak, resident_bytes
+from overlap_pass.memory.staging import gathers_bytes
 from overlap_pass.planning import make_plan
 from overlap_pass.schedule.kept import gathered_twice, keep_in_backward, keep_in_forward
 from overlap_pass.schedule.launches import Launches
@@ -53,6 +54,7 @@ def _weight(build: Builder, number: int, shard: str, size_mib: int) -> str:
 def together(kept, forward: Program, backward: Program) -> int:
     """The peak of the step as written."""
     first, second = keep_in_forward(forward, kept), keep_in_backward(backward, kept)
+    second = replace(second, shared_bytes=gathers_bytes(first))
     return max(peak(first).peak_bytes, peak(second, resident_bytes=resident_bytes(first, second)).peak_bytes)
 
 
@@ -195,9 +197,16 @@ def _by_copy(program: Program) -> Program:
 
 
 def test_where_gathers_again_would_need_more_staging_than_the_budget_has_what_the_user_keeps_stays() -> None:
-    """One weight of 64 MiB, kept, or gathered again through staging memory of three times its half."""
-    forward, backward = map(_by_copy, step((64,), flops=0))
+    """One weight of 64 MiB, kept, or gathered again through staging memory of three times its half, which its forward has not."""
+    forward, backward = step((64,), flops=0)
+    backward = _by_copy(backward)
     found = choose_kept(forward, backward, H100, Budget.parse("+0B"), asked=("ag0",))
     assert found.kept == ("ag0",)
     assert together(gathered_twice(forward, backward), forward, backward) <= found.budget_bytes
     assert together((), forward, backward) > found.budget_bytes
+
+
+def test_gathers_again_need_no_staging_beyond_that_of_the_forward() -> None:
+    forward, backward = map(_by_copy, step((64,)))
+    kept = gathered_twice(forward, backward)
+    assert together((), forward, backward) == together(kept, forward, backward)
