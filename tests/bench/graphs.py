@@ -40,6 +40,9 @@ _REDUCES = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
 _MOVES_DATA = (Category.NONE, Category.POINTWISE, Category.COPY)
 
 
+_Curve = tuple[tuple[float, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
     """What torch's own pass made of a graph, in the recorder's simulator (a collective starts when its input exists).
@@ -68,23 +71,29 @@ class Recorded:
 
     Attributes:
         costs: recorded durations, no contention, collectives free to start at any time: the recorder's rules.
-        curves: (kind, communicator) → (bytes sent, microseconds), as recorded.
+        curves: (kind, communicator) → (bytes, microseconds), as recorded.
+        over_payload: those of the curves whose bytes are of the whole tensor; of the others they are what a rank sends.
     """
 
     program: Program
     costs: CostTable
     peer: Peer
-    curves: Mapping[tuple[CollectiveKind, str], tuple[tuple[float, float], ...]]
+    curves: Mapping[tuple[CollectiveKind, str], _Curve]
+    over_payload: frozenset[tuple[CollectiveKind, str]] = frozenset()
 
     def priced(self, program: Program) -> CostTable:
         """Prices of the program with some launches joined: a joined launch by the curve of its kind and communicator."""
         joined = {
-            op.name: _on_curve(self.curves[op.collective.kind, op.collective.group], op.read_bytes)
+            op.name: self._on_its_curve(op, op.collective)
             for op in program.launches
             if op.collective is not None and op.name not in self.costs.duration_us
         }
         known = {name: self.costs.duration_us.get(name, 0.0) for name in program.order}
         return replace(self.costs, duration_us={**known, **joined}, launch_us=dict.fromkeys(program.order, 0.0))
+
+    def _on_its_curve(self, op: OpNode, collective: Collective) -> float:
+        key = collective.kind, collective.group
+        return _on_curve(self.curves[key], collective.payload_bytes if key in self.over_payload else op.read_bytes)
 
 
 def files(folder: Path = FOLDER) -> tuple[Path, ...]:
@@ -108,12 +117,25 @@ def read(path: Path) -> Recorded:
     duration_us = {node["name"]: float(node["duration_us"]) for node in data["nodes"]}
     duration_us |= {name: 0.0 for name in program.order if name not in duration_us}
     costs = CostTable(duration_us, dict.fromkeys(program.order, 0.0), Contention(), hardware="recorded")
-    return Recorded(program, costs, _peer(data["reference"]), _curves(data["cost_curves"], labels))
+    curves = _curves(data["cost_curves"], labels)
+    return Recorded(program, costs, _peer(data["reference"]), curves, _over_payload(program, duration_us, curves))
 
 
-def _curves(
-    recorded: Mapping[str, Any], labels: Mapping[str, str]
-) -> dict[tuple[CollectiveKind, str], tuple[tuple[float, float], ...]]:
+def _over_payload(
+    program: Program, duration_us: Mapping[str, float], curves: Mapping[tuple[CollectiveKind, str], _Curve]
+) -> frozenset[tuple[CollectiveKind, str]]:
+    """Recorders do not agree on the bytes of a gather: those with which a curve gives the recorded times are its own."""
+    errors: dict[tuple[CollectiveKind, str], list[float]] = {}
+    for op in program.launches:
+        if op.collective is None or (key := (op.collective.kind, op.collective.group)) not in curves:
+            continue
+        sizes, recorded_us = (op.read_bytes, op.collective.payload_bytes), duration_us[op.name]
+        found = [abs(_on_curve(curves[key], size_bytes) - recorded_us) for size_bytes in sizes]
+        errors[key] = [sum(both) for both in zip(errors.get(key, (0.0, 0.0)), found, strict=True)]
+    return frozenset(key for key, (of_sent, of_payload) in errors.items() if of_payload < of_sent)
+
+
+def _curves(recorded: Mapping[str, Any], labels: Mapping[str, str]) -> dict[tuple[CollectiveKind, str], _Curve]:
     found = {}
     for key, points in recorded.items():
         group, _, kind = key.partition(":")
