@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from overlap_pass.errors import PlanError
 from overlap_pass.graph.program import Category, CollectiveKind, Lease, OpKind, OpNode, Phase, Program, Role
-from overlap_pass.memory.places import Tenants, laid_out
+from overlap_pass.memory.places import Tenants, bits, laid_out
 from overlap_pass.memory.staging import GATHERS_AT_ONCE, Channel, by_copy, capacities_bytes, channel_of
 
 __all__ = ["leased", "placed"]
@@ -108,7 +108,7 @@ def _lease(program: Program, launch: OpNode, readers: Mapping[int, Sequence[str]
     ranks = launch.collective.group_size if launch.collective else 1
     sizes = [program.storages[storage].size_bytes for storage in results]
     parts = tuple(size_bytes // ranks for size_bytes in sizes)
-    _, size_bytes = laid_out(parts, sum(bit << number for number, bit in enumerate(final)), ranks)
+    _, size_bytes = laid_out(parts, bits(final), ranks)
     final_bytes = sum(size for size, lies_there in zip(sizes, final, strict=True) if lies_there)
     return Lease(0, 0, size_bytes, final, final_bytes)
 

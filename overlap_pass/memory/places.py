@@ -8,11 +8,11 @@ recorded CUDA graph repeats exactly what a run from Python does, and both may me
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "Tenants", "aligned", "laid_out", "tenancies"]
+__all__ = ["ALIGNMENT", "WORDS", "Landlord", "Place", "Tenancy", "Tenants", "aligned", "bits", "laid_out", "tenancies"]
 
 ALIGNMENT = 256
 """Places start at multiples of this many bytes: what a vectorised kernel and a copy engine like."""
@@ -141,6 +141,15 @@ def tenancies(sizes_bytes: Sequence[int], at_once: int = 2, *, leaves_nothing: b
             awaited = tuple(range(WORDS))
         found.append(Tenancy(Place(landlord.capacity_bytes, start, index % WORDS, awaited), tuple(after)))
     return tuple(found)
+
+
+def bits(final: Iterable[bool]) -> int:
+    """Which tensors of a gather lie in their place themselves, bit by bit.
+
+    >>> bits([True, False, True])
+    5
+    """
+    return sum(1 << number for number, one in enumerate(final) if one)
 
 
 @cache

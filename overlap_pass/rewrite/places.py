@@ -11,7 +11,7 @@ import torch.fx as fx
 
 from overlap_pass.errors import IllegalSchedule
 from overlap_pass.graph.program import CollectiveKind, Lease
-from overlap_pass.memory.places import WORDS, Place, Tenancy, Tenants, laid_out, tenancies
+from overlap_pass.memory.places import WORDS, Place, Tenancy, Tenants, bits, laid_out, tenancies
 from overlap_pass.memory.staging import at_once
 from overlap_pass.transport import ops
 
@@ -63,7 +63,7 @@ def _put_leased(launches: Sequence[_Launch], leases: Mapping[str, Lease]) -> Non
 
 def _final(launch: _Launch, lease: Lease) -> int:
     """Bit by bit, which results lie there."""
-    final = sum(1 << number for number, one in enumerate(lease.final) if one)
+    final = bits(lease.final)
     _, size_bytes = laid_out(launch.sizes, final, launch.node.args[2])
     if len(lease.final) != len(launch.sizes) or size_bytes != lease.size_bytes:
         raise IllegalSchedule(f"{launch.node.name} takes {size_bytes} bytes of its place of {lease.size_bytes}")

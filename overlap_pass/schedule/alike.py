@@ -101,8 +101,8 @@ def choose_alike(found: Sequence[Variant], terms: Terms, price: Callable[[Progra
 
     1. Each variant, with reductions where they were written and as soon as their input exists, with the largest share of the
        allowance that adds no more than the budget allows: the one that is best at reference prices (next to it: what adds least,
-       then the fewest changes). Then all its shares, from what adds least on: the last that is clearly shorter than those before
-       it is the order of all ranks.
+       then the fewest changes). Then all its shares, from what adds least on: the last that is clearly shorter than the one taken
+       before it is the order of all ranks.
     2. That order with leases for its gathers by copy, if it is better at reference prices and adds no more than the budget
        allows.
     3. If neither fits on this rank, smaller shares, then the order as written, then that of least memory. These look at local
@@ -136,7 +136,7 @@ class _Bench:
         self._travel_us = reference_compute_us(written.problem.program, written.problem.costs)
 
     def shared(self, found: Sequence[Variant]) -> _Candidate:
-        """The order of all ranks: the best variant at the largest share, then the best of its shares."""
+        """The order of all ranks: the best variant at the largest share, then what climbing its shares ends at."""
         first = [way for variant in found for way in itertools.islice(itertools.chain(*self._ways(variant)), 1)]
         if self._asked:
             first = [way for way in first if way.variant.groups] or first
@@ -150,7 +150,8 @@ class _Bench:
     def _climbed(self, found: Sequence[_Candidate]) -> _Candidate:
         """From what adds least on, each in the place of the one before where it is clearly shorter at reference prices.
 
-        So a larger budget changes the order of launches only for one that is worth it on ranks of any prices.
+        So a larger budget changes the order of launches only for one that these prices tell apart; a rank's own may still like it
+        less.
         """
         best, *others = sorted(found, key=lambda candidate: candidate.added_bytes)
         for candidate in others:
